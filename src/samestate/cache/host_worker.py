@@ -1,0 +1,118 @@
+"""A worker that copies pages between two places in host memory.
+
+Both sides are byte matrices: the device side has one row per block, the tier one row per chunk of
+``blocks_per_chunk`` blocks. A job copies, for every (block, entry), the effective bytes of one page.
+One thread makes all copies, so jobs finish in the order in which they were submitted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from typing_extensions import override
+
+import numpy as np
+import torch
+from vllm.utils.math_utils import cdiv
+from vllm.v1.kv_offload.base import (
+    BlockIDsLoadStoreSpec,
+    CanonicalKVCaches,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingWorker,
+    TransferResult,
+)
+from vllm.v1.kv_offload.cpu.gpu_worker import compute_sub_block_ptrs
+
+
+class PageCopies(NamedTuple):
+    """Equally long pages of one entry: addresses on both sides, bytes of each page."""
+
+    device: np.ndarray
+    tier: np.ndarray
+    page_bytes: int
+
+
+class HostWorker(OffloadingWorker):
+    """Moves pages between vLLM's cache and a tier in host memory.
+
+    Args:
+        kv_caches: vLLM's byte matrices, int8, shape (blocks, page bytes), on the CPU.
+        blocks_per_chunk: Blocks in one row of the tier.
+        num_chunks: Rows of the tier.
+
+    """
+
+    def __init__(self, kv_caches: CanonicalKVCaches, blocks_per_chunk: int, num_chunks: int) -> None:
+        self._blocks_per_chunk = blocks_per_chunk
+        self._refs = kv_caches.group_data_refs
+        self._device = [t.tensor.view(torch.int8).view(-1, t.page_size_bytes) for t in kv_caches.tensors]
+        self._tier = [
+            torch.zeros((num_chunks, t.page_size_bytes * blocks_per_chunk), dtype=torch.int8) for t in kv_caches.tensors
+        ]
+        self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="samestate-copy")
+        self._running: dict[int, Future[TransferResult]] = {}
+
+    @override
+    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
+        return self._submit(job_id, src_spec, dst_spec, to_device=False)
+
+    @override
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        return self._submit(job_id, dst_spec, src_spec, to_device=True)
+
+    @override
+    def get_finished(self) -> list[TransferResult]:
+        done = [job_id for job_id, future in self._running.items() if future.done()]
+        return [self._running.pop(job_id).result() for job_id in done]
+
+    @override
+    def wait(self, job_ids: set[int]) -> None:
+        for job_id in job_ids & self._running.keys():
+            self._running[job_id].exception()
+
+    @override
+    def shutdown(self) -> None:
+        self._copier.shutdown(wait=True)
+        self._running.clear()
+
+    def _submit(self, job_id: int, device: GPULoadStoreSpec, tier: LoadStoreSpec, to_device: bool) -> bool:
+        assert isinstance(tier, BlockIDsLoadStoreSpec)
+        copies = list(self._page_copies(device, tier))
+        self._running[job_id] = self._copier.submit(_copy, job_id, copies, to_device)
+        return True
+
+    def _page_copies(self, device: GPULoadStoreSpec, tier: BlockIDsLoadStoreSpec) -> Iterator[PageCopies]:
+        """Addresses of all pages of a job, entry by entry.
+
+        A group's first block may lie inside a chunk (``block_indices``); the tier's rows then start
+        with blocks that belong to others and are skipped.
+        """
+        device_start = tier_start = 0
+        for refs, size, first in zip(self._refs, device.group_sizes, device.block_indices, strict=True):
+            if size == 0:
+                continue
+            skip = first % self._blocks_per_chunk
+            chunks = cdiv(size + skip, self._blocks_per_chunk)
+            device_ids = device.block_ids[device_start : device_start + size]
+            tier_ids = tier.block_ids[tier_start : tier_start + chunks]
+            device_start, tier_start = device_start + size, tier_start + chunks
+            for ref in refs:
+                on_device, in_tier = np.empty(size, np.uint64), np.empty(size, np.uint64)
+                compute_sub_block_ptrs(device_ids, 1, on_device, self._device[ref.tensor_idx])
+                compute_sub_block_ptrs(tier_ids, self._blocks_per_chunk, in_tier, self._tier[ref.tensor_idx], skip)
+                yield PageCopies(on_device, in_tier, ref.page_size_bytes)
+
+
+def _copy(job_id: int, copies: list[PageCopies], to_device: bool) -> TransferResult:
+    started = time.monotonic()
+    moved = 0
+    for device, tier, page_bytes in copies:
+        for destination, source in zip(device, tier, strict=True) if to_device else zip(tier, device, strict=True):
+            ctypes.memmove(int(destination), int(source), page_bytes)
+        moved += page_bytes * len(device)
+    return TransferResult(job_id=job_id, success=True, transfer_size=moved, transfer_time=time.monotonic() - started)

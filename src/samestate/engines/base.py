@@ -1,0 +1,117 @@
+"""What the lab needs of an engine: types and one ABC.
+
+An engine is one process (or one simulated one) under one configuration. The lab starts
+it, drives it serially and always closes it. Engines write the ``scheduler`` and
+``worker-<rank>`` streams of their arm themselves; the lab writes ``client``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from samestate.evidence.records import EngineStarted, Scalar
+
+
+class EngineError(Exception):
+    """The engine could not start, died or broke the protocol.
+
+    ``str(error)`` is one line that says what to do; ``log_tail`` holds the end of the
+    engine's own log, possibly empty.
+    """
+
+    def __init__(self, message: str, log_tail: str = "") -> None:
+        super().__init__(message)
+        self.log_tail = log_tail
+
+
+class EngineSpec(NamedTuple):
+    """One engine under one configuration."""
+
+    arm: str
+    model: Path
+    settings: dict[str, Scalar]
+    """vLLM engine arguments by name; must not contain ``model`` or ``kv_transfer_config``."""
+    serve_args: list[str]
+    """Further arguments in ``vllm serve`` form; they win over `settings`."""
+    connector: str
+    """``none`` or ``native``."""
+    external_cache_bytes: int
+    audit_level: str
+    """``metadata``, or ``off`` (an arm without connector has no audit)."""
+    fault: str | None
+    stream_dir: Path
+    """Where the engine's processes append their streams."""
+    log_path: Path
+
+
+class Generation(NamedTuple):
+    """The answer to one request."""
+
+    request: str
+    """The engine's own request id."""
+    token_ids: list[int]
+    logprobs: list[float] | None
+    finish_reason: str | None
+    cached_tokens: int | None
+
+
+class ResetResult(NamedTuple):
+    """A reset of the local cache; the external cache is always left alone."""
+
+    local_reset: bool
+    external_kept: bool
+    running_kept: bool
+    attempts: int
+
+
+class CounterValues(NamedTuple):
+    """Engine counters by their Prometheus name; unreadable ones are listed, never zero."""
+
+    values: dict[str, float]
+    missing: list[str]
+
+
+class Engine(ABC):
+    """One engine. Only safe when driven by one thread, one call at a time.
+
+    Every method raises `EngineError` when the engine has died or refuses.
+    """
+
+    def prepare(self) -> None:  # noqa: B027 (an optional hook)
+        """Begin what touches neither model nor device, e.g. imports, and return at once.
+
+        Lets the next engine's process warm up while this arm still runs. Never required.
+        """
+
+    @abstractmethod
+    def start(self) -> EngineStarted:
+        """Start, and say what was started. No request has run when this returns."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text` under the engine's own tokenizer, no special tokens added."""
+
+    @abstractmethod
+    def generate(
+        self, request: str, token_ids: Sequence[int], output_tokens: int, seed: int, ignore_eos: bool
+    ) -> Generation:
+        """Generate greedily until `output_tokens` (or EOS, unless ignored).
+
+        On return all the engine's saves for this request have been submitted and the
+        engine is idle; their completion is in the records.
+        """
+
+    @abstractmethod
+    def reset_local_cache(self) -> ResetResult:
+        """Drop the local prefix cache and keep the external one."""
+
+    @abstractmethod
+    def counters(self) -> CounterValues:
+        """Read the counters named in `samestate.evidence.records.COUNTERS`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the engine and reap its processes. Safe to call twice, and after a death."""

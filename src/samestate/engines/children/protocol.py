@@ -1,0 +1,100 @@
+"""The wire between an engine's driver and its child process: JSON lines over two pipes.
+
+The driver sends one command and reads one reply. Types only; no torch here, both sides import it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from samestate.evidence.records import EngineStarted, Scalar
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd"):
+    """Base of what the driver may ask."""
+
+
+class Start(Command, frozen=True, kw_only=True, tag="start"):
+    """Start the engine; answered by `Started`."""
+
+    arm: str
+    model: str
+    settings: dict[str, Scalar]
+    serve_args: list[str]
+    connector: str
+    external_cache_bytes: int
+    audit_level: str
+    fault: str | None
+    stream_dir: str
+
+
+class Encode(Command, frozen=True, kw_only=True, tag="encode"):
+    """Tokenize; answered by `Encoded`."""
+
+    text: str
+
+
+class Generate(Command, frozen=True, kw_only=True, tag="generate"):
+    """Run one request to its end; answered by `Generated`."""
+
+    request: str
+    token_ids: list[int]
+    output_tokens: int
+    seed: int
+    ignore_eos: bool
+
+
+class Reset(Command, frozen=True, kw_only=True, tag="reset"):
+    """Reset the local cache, keep the external one; answered by `WasReset`."""
+
+
+class Count(Command, frozen=True, kw_only=True, tag="count"):
+    """Read the engine's counters; answered by `Counted`."""
+
+
+class Close(Command, frozen=True, kw_only=True, tag="close"):
+    """Shut down in order; answered by `Closed`, then the child exits."""
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, tag_field="reply"):
+    """Base of what the child answers."""
+
+
+class Started(Reply, frozen=True, kw_only=True, tag="started"):
+    engine: EngineStarted
+
+
+class Encoded(Reply, frozen=True, kw_only=True, tag="encoded"):
+    token_ids: list[int]
+
+
+class Generated(Reply, frozen=True, kw_only=True, tag="generated"):
+    request: str
+    token_ids: list[int]
+    logprobs: list[float] | None
+    finish_reason: str | None
+    cached_tokens: int | None
+
+
+class WasReset(Reply, frozen=True, kw_only=True, tag="was_reset"):
+    local_reset: bool
+    attempts: int
+
+
+class Counted(Reply, frozen=True, kw_only=True, tag="counted"):
+    values: dict[str, float]
+    missing: list[str]
+
+
+class Closed(Reply, frozen=True, kw_only=True, tag="closed"):
+    pass
+
+
+class Failed(Reply, frozen=True, kw_only=True, tag="failed"):
+    """The command failed; one line. The child may be used no further but to close it."""
+
+    message: str
+
+
+AnyCommand = Start | Encode | Generate | Reset | Count | Close
+AnyReply = Started | Encoded | Generated | WasReset | Counted | Closed | Failed

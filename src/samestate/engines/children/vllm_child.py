@@ -1,0 +1,344 @@
+"""A vLLM engine in a process of its own, driven over two pipes (see `protocol`).
+
+``python -m samestate.engines.children.vllm_child READ_FD WRITE_FD``. Scheduler and, for one rank, worker
+run in this process, so that the schedule can be recorded with and without a connector. Standard output
+and error are the engine's log.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+os.environ.update(
+    # In this process: the scheduler is in reach, and vLLM's block-size reset does not happen (engine/core.py:1311).
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_NO_USAGE_STATS="1",
+    # vLLM seeds its block hashes from it: the same prompt then has the same key in every process.
+    PYTHONHASHSEED="0",
+)
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+import torch
+import vllm
+from vllm import SamplingParams
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from samestate.engines.children.protocol import (
+    AnyCommand,
+    AnyReply,
+    Close,
+    Closed,
+    Count,
+    Counted,
+    Encode,
+    Encoded,
+    Failed,
+    Generate,
+    Generated,
+    Reset,
+    Start,
+    Started,
+    WasReset,
+)
+from samestate.evidence.records import COUNTERS, EngineStarted, EngineStopped, Scalar
+from samestate.instruments import recorder
+from samestate.instruments.layout import checkpoint_interval
+from samestate.instruments.schedule import record_schedule
+
+IDLE_STEPS = 1000
+RESET_ATTEMPTS = 50
+RECORDED_ENVIRONMENT = (
+    "OMP_NUM_THREADS",
+    "PYTHONHASHSEED",
+    "VLLM_BATCH_INVARIANT",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+)
+"""By allow-list, so that no secret can enter an archive."""
+
+
+class BadArguments(Exception):
+    """The serve arguments do not parse; one line."""
+
+
+class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
+    def error(self, message: str) -> None:
+        raise BadArguments(f"--serve-args: {message}")
+
+
+class Child:
+    """One engine and its streams."""
+
+    def __init__(self) -> None:
+        self.engine: LLMEngine | None = None
+
+    # --- commands -------------------------------------------------------------------------------
+
+    def start(self, command: Start) -> Started:
+        stream_dir = Path(command.stream_dir)
+        self.stream = recorder.stream(stream_dir, command.arm, "scheduler")
+        args = self._engine_args(command)
+        _bind_ranks_to_cores(args.tensor_parallel_size)
+        self.engine = LLMEngine.from_engine_args(args)
+        core = self.engine.engine_core.engine_core
+        self.core = core
+        record_schedule(core.scheduler, self.stream)
+        started = self._describe(command)
+        self.stream.append(started)
+        recorder.flush()
+        return Started(engine=started)
+
+    def encode(self, command: Encode) -> Encoded:
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
+            raise ValueError("the engine has no tokenizer: leave out --skip-tokenizer-init")
+        return Encoded(token_ids=list(tokenizer.encode(command.text, add_special_tokens=False)))
+
+    def generate(self, command: Generate) -> Generated:
+        params = SamplingParams(
+            temperature=0.0,
+            seed=command.seed,
+            max_tokens=command.output_tokens,
+            ignore_eos=command.ignore_eos,
+            detokenize=False,
+            logprobs=1,
+        )
+        request = self._engine.add_request(command.request, {"prompt_token_ids": command.token_ids}, params)
+        last = None
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                last = output
+        assert last is not None, "the engine returned no output"
+        self._settle()
+        completion = last.outputs[0]
+        token_ids = list(completion.token_ids)
+        logprobs = completion.logprobs
+        return Generated(
+            request=request,
+            token_ids=token_ids,
+            logprobs=[float(d[t].logprob) for t, d in zip(token_ids, logprobs, strict=True)] if logprobs else None,
+            finish_reason=completion.finish_reason,
+            cached_tokens=last.num_cached_tokens,
+        )
+
+    def reset(self, _: Reset) -> WasReset:
+        """A connector may hold a finished request's blocks until its saves are done: step the idle engine."""
+        for attempt in range(1, RESET_ATTEMPTS + 1):
+            if self._engine.reset_prefix_cache(reset_running_requests=False, reset_connector=False):
+                return WasReset(local_reset=True, attempts=attempt)
+            self.core.step_fn()
+            time.sleep(0.02)
+        return WasReset(local_reset=False, attempts=RESET_ATTEMPTS)
+
+    def count(self, _: Count) -> Counted:
+        values: dict[str, float] = {}
+        for metric in self._engine.get_metrics():
+            if metric.name in COUNTERS:
+                values[metric.name] = values.get(metric.name, 0.0) + float(metric.value)
+        return Counted(values=values, missing=[name for name in COUNTERS if name not in values])
+
+    def close(self, _: Close) -> Closed:
+        if self.engine is not None:
+            self.engine.engine_core.shutdown()
+            self.engine = None
+            self.stream.append(EngineStopped())
+        recorder.close()
+        if problem := recorder.failure():
+            raise OSError(problem)
+        return Closed()
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    @property
+    def _engine(self) -> LLMEngine:
+        assert self.engine is not None, "no engine was started"
+        return self.engine
+
+    def _settle(self) -> None:
+        """Step the idle engine until no transfer is left, so that one operation's saves end in it."""
+        for _ in range(IDLE_STEPS):
+            connector = self.core.scheduler.connector
+            if connector is None or not connector.has_pending_push_work():
+                return
+            self.core.step_fn()
+
+    def _engine_args(self, command: Start) -> EngineArgs:
+        parser = EngineArgs.add_cli_args(_Parser())
+        parser.set_defaults(**command.settings)
+        namespace = parser.parse_args(["--model", command.model, *command.serve_args])
+        args = EngineArgs.from_cli_args(namespace)
+        args.disable_log_stats = False
+        inner, args.kv_transfer_config = args.kv_transfer_config, None
+        if command.connector == "none":
+            return args
+        if inner is None:
+            inner = KVTransferConfig(
+                kv_connector="OffloadingConnector",
+                kv_role="kv_both",
+                kv_connector_extra_config={
+                    "spec_name": "HostOffloadingSpec",
+                    "spec_module_path": "samestate.cache.spec",
+                    "cpu_bytes_to_use": command.external_cache_bytes,
+                },
+            )
+        args.kv_transfer_config = inner if command.audit_level == "off" else _audited(inner, command)
+        return args
+
+    def _describe(self, command: Start) -> EngineStarted:
+        config = self._engine.vllm_config
+        parallel = config.parallel_config
+        connector = self.core.scheduler.connector
+        children = getattr(connector, "sub_connectors", None)
+        return EngineStarted(
+            engine="vllm",
+            versions=_versions(),
+            checkpoint_interval=checkpoint_interval(self.core.scheduler.kv_cache_config),
+            max_model_len=config.model_config.max_model_len,
+            tensor_parallel=parallel.tensor_parallel_size,
+            pipeline_parallel=parallel.pipeline_parallel_size,
+            data_parallel=parallel.data_parallel_size,
+            decode_context_parallel=parallel.decode_context_parallel_size,
+            connector=type(children[0] if children else connector).__name__ if connector else None,
+            audit_level=command.audit_level if connector else None,
+            settings=_effective_settings(config),
+            eos_token_ids=_eos_token_ids(self._engine),
+        )
+
+
+def _audited(inner: KVTransferConfig, command: Start) -> KVTransferConfig:
+    return KVTransferConfig(
+        kv_connector="AuditConnector",
+        kv_connector_module_path="samestate.instruments.connector",
+        kv_role=inner.kv_role,
+        kv_connector_extra_config={
+            "connectors": [
+                {
+                    "kv_connector": inner.kv_connector,
+                    "kv_connector_module_path": inner.kv_connector_module_path,
+                    "kv_role": inner.kv_role,
+                    "kv_load_failure_policy": inner.kv_load_failure_policy,
+                    "kv_connector_extra_config": inner.kv_connector_extra_config,
+                }
+            ],
+            "samestate": {
+                "stream_dir": command.stream_dir,
+                "arm": command.arm,
+                "level": command.audit_level,
+                "fault": command.fault,
+            },
+        },
+    )
+
+
+def _bind_ranks_to_cores(ranks: int) -> None:
+    """On CPU vLLM wants to be told which cores each rank has."""
+    if ranks < 2 or not current_platform.is_cpu() or "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [cores[rank::ranks] or cores for rank in range(ranks)]
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, share)) for share in shares)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0], "vllm": vllm.__version__, "torch": str(torch.__version__)}
+    for name in ("samestate", "transformers", "triton", "fla-core", "lmcache"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _effective_settings(config: VllmConfig) -> dict[str, Scalar]:
+    """Every plain value of vLLM's configuration after its own defaults and overrides."""
+    settings: dict[str, Scalar] = {}
+    for section in ("cache_config", "scheduler_config", "parallel_config", "model_config", "load_config"):
+        for name, value in vars(getattr(config, section)).items():
+            if name.startswith("_") or name in _VOLATILE:
+                continue
+            if isinstance(value, torch.dtype):
+                value = str(value)
+            if value is None or isinstance(value, str | int | float | bool):
+                settings[f"{section}.{name}"] = value
+    transfer = config.kv_transfer_config
+    settings["kv_transfer_config.kv_connector"] = transfer.kv_connector if transfer else None
+    settings["kv_transfer_config.kv_load_failure_policy"] = transfer.kv_load_failure_policy if transfer else None
+    settings["speculative_config.num_speculative_tokens"] = (
+        config.speculative_config.num_speculative_tokens if config.speculative_config else 0
+    )
+    settings.update({f"env.{name}": os.environ[name] for name in RECORDED_ENVIRONMENT if name in os.environ})
+    return settings
+
+
+_VOLATILE = {"model", "tokenizer", "served_model_name", "data_parallel_master_port", "instance_id", "master_port"}
+"""Paths and ports: they differ from run to run and say nothing about the computation."""
+
+
+def _eos_token_ids(engine: LLMEngine) -> list[int]:
+    """Every known end-of-sequence id: tokenizer, model config, generation config."""
+    model = engine.model_config
+    generation = model.try_get_generation_config()
+    found: set[int] = set()
+    for value in (
+        getattr(engine.tokenizer, "eos_token_id", None),
+        getattr(model.hf_config, "eos_token_id", None),
+        getattr(model.hf_text_config, "eos_token_id", None),
+        generation.get("eos_token_id"),
+    ):
+        found.update([value] if isinstance(value, int) else value or [])
+    return sorted(found)
+
+
+def serve(read_fd: int, write_fd: int) -> None:
+    """Answer commands until `Close`, or until the driver is gone."""
+    child = Child()
+    handlers: dict[type, Callable[[Any], AnyReply]] = {
+        Start: child.start,
+        Encode: child.encode,
+        Generate: child.generate,
+        Reset: child.reset,
+        Count: child.count,
+        Close: child.close,
+    }
+    decoder = msgspec.json.Decoder(AnyCommand)
+    with os.fdopen(read_fd, "rb") as commands, os.fdopen(write_fd, "wb", buffering=0) as replies:
+        for line in commands:
+            command = decoder.decode(line)
+            try:
+                reply = handlers[type(command)](command)
+                recorder.flush()
+                if problem := recorder.failure():
+                    reply = Failed(message=problem)
+            except Exception as error:
+                _print_traceback()
+                text = str(error).strip().splitlines() or [""]
+                reply = Failed(message=f"{type(error).__name__}: {text[0]}")
+            replies.write(msgspec.json.encode(reply) + b"\n")
+            if isinstance(command, Close):
+                return
+
+
+def _print_traceback() -> None:
+    import traceback
+
+    traceback.print_exc()
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,187 @@
+"""vLLM in a child process that we start, drive and always reap. No torch, no vLLM here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, TypeVar
+
+import msgspec
+from typing_extensions import override
+
+from samestate.engines.base import CounterValues, Engine, EngineError, EngineSpec, Generation, ResetResult
+from samestate.engines.children.protocol import (
+    AnyReply,
+    Close,
+    Closed,
+    Command,
+    Count,
+    Counted,
+    Encode,
+    Encoded,
+    Failed,
+    Generate,
+    Generated,
+    Reset,
+    Start,
+    Started,
+    WasReset,
+)
+from samestate.evidence.records import EngineStarted
+
+CLOSE_SECONDS = 30.0
+LOG_TAIL_BYTES = 4096
+
+R = TypeVar("R")
+
+
+def available() -> bool:
+    """Whether vLLM is installed in this environment."""
+    return find_spec("vllm") is not None
+
+
+class VllmEngine(Engine):
+    """One vLLM engine in a fresh process.
+
+    The child leads a session of its own: a terminal's Ctrl-C reaches only the driver, and
+    closing kills every process that the engine started.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._process: subprocess.Popen[bytes] | None = None
+        self._replies = msgspec.json.Decoder(AnyReply)
+
+    @override
+    def prepare(self) -> None:
+        if self._process is not None:
+            return
+        command_read, command_write = os.pipe()
+        reply_read, reply_write = os.pipe()
+        self._log: IO[bytes] = self._spec.log_path.open("ab")
+        module = "samestate.engines.children.vllm_child"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, str(command_read), str(reply_write)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=(command_read, reply_write),
+            start_new_session=True,
+        )
+        os.close(command_read)
+        os.close(reply_write)
+        self._to_child = os.fdopen(command_write, "wb", buffering=0)
+        self._from_child = os.fdopen(reply_read, "rb")
+
+    @override
+    def start(self) -> EngineStarted:
+        self.prepare()
+        spec = self._spec
+        command = Start(
+            arm=spec.arm,
+            model=str(spec.model),
+            settings=spec.settings,
+            serve_args=spec.serve_args,
+            connector=spec.connector,
+            external_cache_bytes=spec.external_cache_bytes,
+            audit_level=spec.audit_level,
+            fault=spec.fault,
+            stream_dir=str(spec.stream_dir),
+        )
+        return self._ask(command, Started).engine
+
+    @override
+    def encode(self, text: str) -> list[int]:
+        return self._ask(Encode(text=text), Encoded).token_ids
+
+    @override
+    def generate(
+        self, request: str, token_ids: Sequence[int], output_tokens: int, seed: int, ignore_eos: bool
+    ) -> Generation:
+        command = Generate(
+            request=request,
+            token_ids=list(token_ids),
+            output_tokens=output_tokens,
+            seed=seed,
+            ignore_eos=ignore_eos,
+        )
+        reply = self._ask(command, Generated)
+        return Generation(reply.request, reply.token_ids, reply.logprobs, reply.finish_reason, reply.cached_tokens)
+
+    @override
+    def reset_local_cache(self) -> ResetResult:
+        reply = self._ask(Reset(), WasReset)
+        return ResetResult(reply.local_reset, external_kept=True, running_kept=True, attempts=reply.attempts)
+
+    @override
+    def counters(self) -> CounterValues:
+        reply = self._ask(Count(), Counted)
+        return CounterValues(reply.values, reply.missing)
+
+    @override
+    def close(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        self._process = None
+        try:
+            if process.poll() is None:
+                self._send(Close())
+                self._to_child.close()
+                process.wait(CLOSE_SECONDS)
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+        finally:
+            _kill_session(process)
+            for pipe in (self._to_child, self._from_child, self._log):
+                pipe.close()
+
+    def _ask(self, command: Command, expected: type[R]) -> R:
+        if self._process is None:
+            raise EngineError(f"arm {self._spec.arm}: the engine is not running")
+        try:
+            self._send(command)
+            line = self._from_child.readline()
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            code = self._process.wait()
+            self._fail(f"the engine's process died (exit code {code})")
+        reply = self._replies.decode(line)
+        if isinstance(reply, Failed):
+            self._fail(reply.message)
+        if not isinstance(reply, expected):
+            self._fail(f"the engine answered {type(reply).__name__} to {type(command).__name__}")
+        return reply
+
+    def _send(self, command: Command) -> None:
+        self._to_child.write(msgspec.json.encode(command) + b"\n")
+
+    def _fail(self, message: str) -> None:
+        self._log.flush()
+        raise EngineError(f"arm {self._spec.arm}: {message}", log_tail(self._spec.log_path))
+
+
+def log_tail(path: Path) -> str:
+    """The end of a log file, possibly empty."""
+    try:
+        with path.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - LOG_TAIL_BYTES))
+            return log.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of the child's session, workers included."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()

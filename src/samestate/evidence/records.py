@@ -1,0 +1,428 @@
+"""The things that can happen, as records.
+
+A record is one thing that happened, seen by one process. Records are appended as
+JSON lines (see `samestate.evidence.stream`), one file per process: ``scheduler``,
+``worker-<rank>`` and ``client``. Checks read records and nothing else.
+
+Words: N prompt tokens, C checkpoint interval, B the prefix length that a restored
+state represents ([0, B)), p the computed-token count credited to the scheduler.
+Lengths are counts; indices are zero-based.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+import msgspec
+
+FORMAT = 1
+"""Version of the archive format (docs/archive-format.md)."""
+
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Scalar = str | int | float | bool | None
+
+
+class OperationName(StrEnum):
+    """What a plan asks an engine to do, one step of a case."""
+
+    COLD = "cold"
+    INTERPOSER = "interposer"
+    RESET = "reset"
+    RELOAD = "reload"
+
+
+class EntryKind(StrEnum):
+    """What later computation reads from a page."""
+
+    ATTENTION = "attention"
+    RECURRENT = "recurrent"
+    CONV = "conv"
+    TAIL = "tail"
+    INDEXER = "indexer"
+
+
+class BatchSource(StrEnum):
+    """Who saw a scheduled batch: two sources, so that one can contradict the other."""
+
+    SCHEDULER = "scheduler"
+    CONNECTOR = "connector"
+
+
+class ContactLevel(StrEnum):
+    """How far an attempt got before it ended (requirements 124)."""
+
+    NONE = "none"
+    HOST = "host"
+    GPU = "gpu"
+    MODEL = "model"
+    REQUEST = "request"
+
+
+class Outcome(StrEnum):
+    """How an attempt ended. Only `COMPLETED` leads to a seal."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    EXCLUDED = "excluded"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    """Base of all records; the JSON field ``kind`` names the type."""
+
+
+# --- every stream -----------------------------------------------------------------------------
+
+
+class StreamOpened(Record, frozen=True, kw_only=True, tag="stream_opened"):
+    """First record of every stream."""
+
+    format: int
+    arm: str
+    process: str
+    pid: NonNegative
+    wall_time: str
+    """UTC, RFC 3339. The only wall clock in a stream; all other times are monotonic."""
+
+
+class StreamClosed(Record, frozen=True, kw_only=True, tag="stream_closed"):
+    """Last record of a stream that ended in order. Its absence means the process died."""
+
+    dropped: NonNegative
+    """Records that could not be written. Anything above zero makes the stream incomplete."""
+
+
+# --- attempts.jsonl ---------------------------------------------------------------------------
+
+
+class AttemptStarted(Record, frozen=True, kw_only=True, tag="attempt_started"):
+    """Logged before first contact with anything (requirements 60, 83, 124)."""
+
+    attempt: Positive
+    plan_sha256: Sha256
+    samestate_version: str
+    fault: str | None
+    """Name of the injected fault: such an archive is tagged and never a normal run."""
+    arms: list[str]
+    """Arms that this attempt runs live, in order."""
+    control_seal_sha256: Sha256 | None
+    """SHA-256 of the seal of the archive whose control arm stands in for a live one."""
+    reference_seal_sha256: Sha256 | None
+    """SHA-256 of the seal of the archive whose control is compared with the live control."""
+    options: dict[str, Scalar]
+
+
+class ContactReached(Record, frozen=True, kw_only=True, tag="contact_reached"):
+    """The attempt touched something for the first time at this level."""
+
+    level: ContactLevel
+
+
+class AttemptEnded(Record, frozen=True, kw_only=True, tag="attempt_ended"):
+    """How the attempt ended, with the reason when it did not complete."""
+
+    outcome: Outcome
+    reason: str | None
+
+
+# --- the engine -------------------------------------------------------------------------------
+
+
+class EngineStarted(Record, frozen=True, kw_only=True, tag="engine_started"):
+    """What the engine says of itself, as effective values (requirements 1, 2, 58, 108)."""
+
+    engine: Literal["vllm", "sim"]
+    versions: dict[str, str]
+    checkpoint_interval: Positive
+    """C, in tokens, read from the engine's own cache groups."""
+    max_model_len: Positive
+    tensor_parallel: Positive
+    pipeline_parallel: Positive
+    data_parallel: Positive
+    decode_context_parallel: Positive
+    connector: str | None
+    """Class of the connector inside the audit, or None without one."""
+    audit_level: str | None
+    settings: dict[str, Scalar]
+    """Effective settings under vLLM's own names, e.g. ``cache_config.block_size``."""
+    eos_token_ids: list[int]
+    """Every end-of-sequence id known from tokenizer, model and generation config."""
+
+
+class EngineGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of vLLM's KV cache groups."""
+
+    group: NonNegative
+    entry_kind: EntryKind
+    spec: str
+    """Class of the vLLM cache spec."""
+    tokens_per_block: Positive
+    layers: list[str]
+    page_bytes: Positive
+    """Bytes of one layer's page in one block, padding included."""
+    effective_bytes: Positive
+    """Bytes of it that later computation reads."""
+
+
+class TransferGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the cache moves pages: a table of its own (requirements 5)."""
+
+    group: NonNegative
+    engine_group: NonNegative
+    entries: Positive
+    bytes_per_block: Positive
+    """Effective bytes moved for one block of this group."""
+    tokens_per_block: Positive
+
+
+class RankRegistered(Record, frozen=True, kw_only=True, tag="rank_registered"):
+    """A worker's cache registration (requirements 5, 6)."""
+
+    rank: NonNegative
+    world_size: Positive
+    num_blocks: Positive
+    engine_groups: list[EngineGroup]
+    transfer_groups: list[TransferGroup]
+    """Empty when the connector has no adapter: transfers are then ``not_reported``."""
+
+
+class EngineStopped(Record, frozen=True, kw_only=True, tag="engine_stopped"):
+    """The engine shut down in order."""
+
+
+# --- operations (client) ----------------------------------------------------------------------
+
+
+class PlanResolved(Record, frozen=True, kw_only=True, tag="plan_resolved"):
+    """C was read and `resolved.json` written, before this arm's first request."""
+
+    resolved_sha256: Sha256
+
+
+class OperationStarted(Record, frozen=True, kw_only=True, tag="operation_started"):
+    """One operation of one case begins. Operations of an arm never overlap."""
+
+    op: str
+    """Unique within an arm, e.g. ``N3584.cold`` or ``N3584.interposer-1``."""
+    case: str
+    name: OperationName
+    prompt_tokens: NonNegative
+    """N; 0 for a reset."""
+    prompt_sha256: Sha256 | None
+    """Of the token ids as little-endian int32, see `token_digest`."""
+
+
+class OperationOutput(Record, frozen=True, kw_only=True, tag="operation_output"):
+    """What the engine returned for a generation."""
+
+    op: str
+    request: str
+    """The engine's own request id, as schedule and transfer records use it."""
+    token_ids: list[int]
+    logprobs: list[float] | None
+    finish_reason: str | None
+    cached_tokens: int | None
+    """Prompt tokens that the engine says it did not compute."""
+
+
+class OperationEnded(Record, frozen=True, kw_only=True, tag="operation_ended"):
+    """The operation is over."""
+
+    op: str
+    ok: bool
+    error: str | None
+
+
+class CacheReset(Record, frozen=True, kw_only=True, tag="cache_reset"):
+    """A reset of the local cache, with the parameters in force (requirements 65)."""
+
+    op: str
+    local_reset: bool
+    """The engine confirmed that its local cache was reset."""
+    external_kept: bool
+    """The reset was asked to leave the external cache alone."""
+    running_kept: bool
+    attempts: Positive
+
+
+class CountersRead(Record, frozen=True, kw_only=True, tag="counters_read"):
+    """Engine counters around an operation. A counter that cannot be read is listed, never zero."""
+
+    op: str
+    when: Literal["before", "after"]
+    values: dict[str, float]
+    missing: list[str]
+
+
+PREEMPTIONS = "vllm:num_preemptions"
+LOCAL_QUERIES = "vllm:prefix_cache_queries"
+LOCAL_HITS = "vllm:prefix_cache_hits"
+EXTERNAL_QUERIES = "vllm:external_prefix_cache_queries"
+EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
+COUNTERS = (PREEMPTIONS, LOCAL_QUERIES, LOCAL_HITS, EXTERNAL_QUERIES, EXTERNAL_HITS)
+
+
+# --- scheduler --------------------------------------------------------------------------------
+
+
+class Lookup(Record, frozen=True, kw_only=True, tag="lookup"):
+    """The connector answered how much of a prompt it can load."""
+
+    request: str
+    queried_tokens: NonNegative
+    """Tokens the request has when it asks (N, for a new one)."""
+    local_tokens: NonNegative
+    """Tokens the local cache already holds."""
+    matched_tokens: int | None
+    """Tokens beyond the local ones; None: ask again later."""
+    is_async: bool
+    salt: str
+    """Empty, or the SHA-256 of the cache salt (requirements 31)."""
+
+
+class Allocated(Record, frozen=True, kw_only=True, tag="allocated"):
+    """Blocks were allocated for a request that the connector loads for."""
+
+    request: str
+    external_tokens: NonNegative
+    block_ids: list[list[int]]
+    """Per engine group. Block 0 is the null block."""
+
+
+class BatchRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
+    """One request in one step: ``[request, start, scheduled, drafted]``."""
+
+    request: str
+    start: NonNegative
+    """Computed tokens before the step; p, in the first step after a load."""
+    scheduled: NonNegative
+    """Tokens scheduled in the step, drafts included."""
+    drafted: NonNegative
+
+
+class BatchScheduled(Record, frozen=True, kw_only=True, tag="batch_scheduled"):
+    """One step with work in it."""
+
+    step: NonNegative
+    source: BatchSource
+    rows: list[BatchRow]
+    preempted: list[str]
+
+
+class RequestFinished(Record, frozen=True, kw_only=True, tag="request_finished"):
+    """The scheduler told the connector that a request is over."""
+
+    request: str
+
+
+# --- transfers (worker) -----------------------------------------------------------------------
+
+
+class TransferPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one job moves for one transfer group."""
+
+    group: NonNegative
+    first_block: NonNegative
+    """Index of the first page in the request's own block table."""
+    pages: NonNegative
+    bytes: NonNegative
+    boundary: NonNegative
+    """Tokens up to which these pages reach, by the transfer's own description."""
+
+
+class LoadSubmitted(Record, frozen=True, kw_only=True, tag="load_submitted"):
+    """A load was handed to the worker's copy engine."""
+
+    rank: NonNegative
+    job: NonNegative
+    request: str
+    boundary: int | None
+    """B, as the transfer describes it; None: the connector has no adapter, ``not_reported``."""
+    parts: list[TransferPart]
+
+
+class LoadCompleted(Record, frozen=True, kw_only=True, tag="load_completed"):
+    """The worker reported the load as done."""
+
+    rank: NonNegative
+    job: NonNegative
+    ok: bool
+    bytes: int | None
+
+
+class SaveSubmitted(Record, frozen=True, kw_only=True, tag="save_submitted"):
+    """A save was handed to the worker's copy engine. Not yet a completion (requirements 36)."""
+
+    rank: NonNegative
+    job: NonNegative
+    request: str | None
+    parts: list[TransferPart]
+
+
+class SaveCompleted(Record, frozen=True, kw_only=True, tag="save_completed"):
+    """The worker reported the save as done."""
+
+    rank: NonNegative
+    job: NonNegative
+    ok: bool
+    bytes: int | None
+
+
+class SaveWaited(Record, frozen=True, kw_only=True, tag="save_waited"):
+    """The worker blocked until these jobs were done, before their blocks could be reused."""
+
+    rank: NonNegative
+    jobs: list[int]
+
+
+# --- faults -----------------------------------------------------------------------------------
+
+
+class FaultArmed(Record, frozen=True, kw_only=True, tag="fault_armed"):
+    """A fault was armed. Reports show it; checks never read it."""
+
+    fault: str
+    parameters: dict[str, Scalar]
+
+
+AnyRecord = (
+    StreamOpened
+    | StreamClosed
+    | AttemptStarted
+    | ContactReached
+    | AttemptEnded
+    | EngineStarted
+    | RankRegistered
+    | EngineStopped
+    | PlanResolved
+    | OperationStarted
+    | OperationOutput
+    | OperationEnded
+    | CacheReset
+    | CountersRead
+    | Lookup
+    | Allocated
+    | BatchScheduled
+    | RequestFinished
+    | LoadSubmitted
+    | LoadCompleted
+    | SaveSubmitted
+    | SaveCompleted
+    | SaveWaited
+    | FaultArmed
+)
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of a stream."""
+
+    n: NonNegative
+    """Position in the stream, from 0."""
+    prev: Sha256
+    """SHA-256 of the line before, newline excluded; 64 zeros for the first."""
+    t_ns: NonNegative
+    """The host's monotonic clock, nanoseconds."""
+    rec: AnyRecord

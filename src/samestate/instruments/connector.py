@@ -1,0 +1,203 @@
+"""The audit connector: wraps one connector, delegates every call, writes down what happened.
+
+Load it by name around the connector to be watched::
+
+    --kv-transfer-config '{"kv_connector": "AuditConnector", "kv_role": "kv_both",
+      "kv_connector_module_path": "samestate.instruments.connector",
+      "kv_connector_extra_config": {
+        "connectors": [{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+                        "kv_connector_extra_config": {"cpu_bytes_to_use": 1073741824}}],
+        "samestate": {"stream_dir": "/var/log/samestate", "arm": "live", "level": "metadata"}}}'
+
+It builds on vLLM's `MultiConnector` with one child, which delegates the whole connector interface
+(hybrid groups, asynchronous loads, stats, metrics, events, handshake). Observation only reads, after
+the child has answered, and its exceptions never reach serving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import vllm
+from typing_extensions import override
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector, MultiKVConnectorMetadata
+from vllm.logger import init_logger
+
+from samestate.evidence.canonical import sha256_hex
+from samestate.evidence.records import (
+    Allocated,
+    BatchSource,
+    FaultArmed,
+    Lookup,
+    RankRegistered,
+    Record,
+    RequestFinished,
+)
+from samestate.instruments import recorder
+from samestate.instruments.faults import arm_fault
+from samestate.instruments.layout import engine_groups
+from samestate.instruments.schedule import batch
+from samestate.instruments.transfers import adapter_for
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVConnectorKVEvents
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+SUPPORTED = ("0.32.", "0.33.")
+"""vLLM versions that this audit was run with."""
+LEVELS = ("off", "metadata")
+
+
+class AuditConfigError(ValueError):
+    """The ``samestate`` part of ``kv_connector_extra_config`` is wrong; one line."""
+
+
+class AuditConnector(MultiConnector):
+    """One watched connector.
+
+    Raises:
+        AuditConfigError: not exactly one inner connector, unknown level, no ``stream_dir``.
+
+    """
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if len(self._connectors) != 1:
+            raise AuditConfigError(
+                f"kv_connector_extra_config.connectors: {len(self._connectors)} given; "
+                "the audit connector wraps exactly one (a MultiConnector may be it)"
+            )
+        options = self._kv_transfer_config.kv_connector_extra_config.get("samestate", {})
+        level = options.get("level", "metadata")
+        if level not in LEVELS:
+            raise AuditConfigError(f"samestate.level: {level!r} is unknown; use one of {', '.join(LEVELS)}")
+        self._watching = level != "off"
+        self._warned = False
+        self._step = 0
+        self._adapter = None
+        if not self._watching:
+            return
+        if "stream_dir" not in options:
+            raise AuditConfigError("samestate.stream_dir: missing; name a folder that the engine may write to")
+        if not vllm.__version__.startswith(SUPPORTED) and role is KVConnectorRole.SCHEDULER:
+            logger.warning("samestate was not run with vLLM %s: metadata only, unchecked", vllm.__version__)
+        worker = role is KVConnectorRole.WORKER
+        self._rank = vllm_config.parallel_config.rank
+        self._stream = recorder.stream(
+            Path(options["stream_dir"]), options.get("arm", "live"), f"worker-{self._rank}" if worker else "scheduler"
+        )
+        if worker:
+            self._adapter = adapter_for(self._connectors[0], kv_cache_config, self._rank, self._stream, self._observe)
+        if fault := options.get("fault"):
+            arm_fault(fault, self._connectors[0], role)
+            self._record(lambda: FaultArmed(fault=fault, parameters={}))
+
+    def _observe(self, observation: Callable[[], None]) -> None:
+        """Run an observation; a failing one is counted as a lost record and logged once."""
+        try:
+            observation()
+        except Exception as error:
+            self._stream.lose(f"observation failed: {type(error).__name__}: {error}")
+            if not self._warned:
+                self._warned = True
+                logger.exception("samestate: an observation failed; serving goes on, the evidence is incomplete")
+
+    def _record(self, make: Callable[[], Record | None]) -> None:
+        if not self._watching:
+            return
+
+        def observation() -> None:
+            if record := make():
+                self._stream.append(record)
+
+        self._observe(observation)
+
+    # --- worker ---------------------------------------------------------------------------------
+
+    @override
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        if self._adapter:
+            self._observe(self._adapter.watch)
+        super().register_kv_caches(kv_caches)
+        config = self._kv_cache_config
+        self._record(
+            lambda: RankRegistered(
+                rank=self._rank,
+                world_size=self._vllm_config.parallel_config.world_size,
+                num_blocks=config.num_blocks,
+                engine_groups=engine_groups(config),
+                transfer_groups=self._adapter.groups() if self._adapter else [],
+            )
+        )
+
+    @override
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if adapter := self._adapter:
+            assert isinstance(connector_metadata, MultiKVConnectorMetadata)
+            self._observe(lambda: adapter.step(connector_metadata.metadata[0]))
+
+    @override
+    def get_kv_connector_kv_cache_events(self) -> KVConnectorKVEvents | None:
+        # Not delegated by MultiConnector, since events of several children cannot be merged.
+        return self._connectors[0].get_kv_connector_kv_cache_events()
+
+    @override
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._watching and self._role is KVConnectorRole.WORKER:
+            self._stream.close()
+
+    # --- scheduler ------------------------------------------------------------------------------
+
+    @override
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        matched, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        self._record(
+            lambda: Lookup(
+                request=request.request_id,
+                queried_tokens=request.num_tokens,
+                local_tokens=num_computed_tokens,
+                matched_tokens=matched,
+                is_async=is_async,
+                salt=sha256_hex(request.cache_salt.encode()) if request.cache_salt else "",
+            )
+        )
+        return matched, is_async
+
+    @override
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self._record(
+            lambda: Allocated(
+                request=request.request_id,
+                external_tokens=num_external_tokens,
+                block_ids=[[block.block_id for block in group] for group in blocks.blocks],
+            )
+        )
+
+    @override
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> MultiKVConnectorMetadata:
+        metadata = super().build_connector_meta(scheduler_output)
+        step = self._step
+        self._step += 1
+        self._record(lambda: batch(scheduler_output, step, BatchSource.CONNECTOR))
+        return metadata
+
+    @override
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        answer = super().request_finished_all_groups(request, block_ids)
+        self._record(lambda: RequestFinished(request=request.request_id))
+        return answer

@@ -1,0 +1,208 @@
+"""Transfers as a connector itself describes them: one small adapter per connector.
+
+Without an adapter B is ``not_reported``: the audit never guesses it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCaches,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingWorker,
+    TransferResult,
+)
+
+from samestate.evidence.records import (
+    EntryKind,
+    LoadCompleted,
+    LoadSubmitted,
+    SaveCompleted,
+    SaveSubmitted,
+    SaveWaited,
+    TransferGroup,
+    TransferPart,
+)
+from samestate.evidence.stream import StreamWriter
+from samestate.instruments.layout import engine_groups
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+Guard = Callable[[Callable[[], None]], None]
+"""Runs a piece of observation; keeps its exceptions away from serving."""
+
+
+class TransferAdapter(ABC):
+    """Reads one connector class's transfers, on the worker side."""
+
+    @abstractmethod
+    def watch(self) -> None:
+        """Start watching. Called before the connector registers the caches."""
+
+    @abstractmethod
+    def groups(self) -> list[TransferGroup]:
+        """The transfer groups, known once the caches are registered."""
+
+    @abstractmethod
+    def step(self, metadata: KVConnectorMetadata) -> None:
+        """The scheduler's orders for this step have arrived in this worker."""
+
+
+class OffloadingAdapter(TransferAdapter):
+    """Adapter for vLLM's own `OffloadingConnector`, whatever its spec.
+
+    It stands between vLLM and the spec's worker (`OffloadingWorker`, a public ABC), so that it
+    sees each job when it is handed to the copy engine and when it is reported as done.
+    """
+
+    def __init__(
+        self, inner: OffloadingConnector, config: KVCacheConfig, rank: int, stream: StreamWriter, guard: Guard
+    ) -> None:
+        self._inner = inner
+        self._config = config
+        self._rank = rank
+        self._stream = stream
+        self._guard = guard
+        self._groups: list[TransferGroup] = []
+        self._requests: dict[int, str] = {}
+
+    @override
+    def watch(self) -> None:
+        spec = self._inner.connector_worker.spec
+        get_worker = spec.get_worker
+
+        def watched(kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+            worker = get_worker(kv_caches)
+            self._guard(lambda: self._describe(kv_caches))
+            return WatchedWorker(worker, self, self._guard)
+
+        spec.get_worker = watched
+
+    @override
+    def groups(self) -> list[TransferGroup]:
+        return self._groups
+
+    @override
+    def step(self, metadata: KVConnectorMetadata) -> None:
+        assert isinstance(metadata, OffloadingConnectorMetadata)
+        for jobs in (metadata.load_jobs, metadata.store_jobs):
+            self._requests.update((job_id, job.req_id) for job_id, job in jobs.items())
+
+    def load_submitted(self, job: int, destination: GPULoadStoreSpec) -> None:
+        parts = self._parts(destination)
+        recurrent = [p.boundary for p in parts if self._kinds[p.group] is EntryKind.RECURRENT]
+        self._stream.append(
+            LoadSubmitted(
+                rank=self._rank,
+                job=job,
+                request=self._requests.get(job, ""),
+                boundary=max(recurrent or [p.boundary for p in parts]) if self._whole_blocks else None,
+                parts=parts,
+            )
+        )
+        self._loads.add(job)
+
+    def save_submitted(self, job: int, source: GPULoadStoreSpec) -> None:
+        self._stream.append(
+            SaveSubmitted(rank=self._rank, job=job, request=self._requests.get(job), parts=self._parts(source))
+        )
+
+    def completed(self, result: TransferResult) -> None:
+        self._requests.pop(result.job_id, None)
+        kind = LoadCompleted if result.job_id in self._loads else SaveCompleted
+        self._loads.discard(result.job_id)
+        self._stream.append(kind(rank=self._rank, job=result.job_id, ok=result.success, bytes=result.transfer_size))
+
+    def waited(self, jobs: set[int]) -> None:
+        self._stream.append(SaveWaited(rank=self._rank, jobs=sorted(jobs)))
+
+    def _describe(self, kv_caches: CanonicalKVCaches) -> None:
+        by_engine_group = engine_groups(self._config)
+        moved = [by_engine_group[i] for i in get_offloading_group_ids(self._config)]
+        spec = self._inner.connector_worker.spec
+        self._groups = [
+            TransferGroup(
+                group=index,
+                engine_group=group.group,
+                entries=len(refs),
+                bytes_per_block=sum(ref.page_size_bytes for ref in refs),
+                tokens_per_block=tokens,
+            )
+            for index, (group, refs, tokens) in enumerate(
+                zip(moved, kv_caches.group_data_refs, spec.tokens_per_block, strict=True)
+            )
+        ]
+        self._kinds = [group.entry_kind for group in moved]
+        self._loads: set[int] = set()
+        # With hashes finer than blocks a load may end inside a block, which a job does not say.
+        self._whole_blocks = all(spec.tokens_per_hash == tokens for tokens in spec.tokens_per_block)
+
+    def _parts(self, spec: GPULoadStoreSpec) -> list[TransferPart]:
+        return [
+            TransferPart(
+                group=group.group,
+                first_block=int(first),
+                pages=int(size) * group.entries,
+                bytes=int(size) * group.bytes_per_block,
+                boundary=int(first + size) * group.tokens_per_block,
+            )
+            for group, size, first in zip(self._groups, spec.group_sizes, spec.block_indices, strict=True)
+            if size
+        ]
+
+
+class WatchedWorker(OffloadingWorker):
+    """Delegates every call to the spec's worker and tells the adapter."""
+
+    def __init__(self, worker: OffloadingWorker, adapter: OffloadingAdapter, guard: Guard) -> None:
+        self.worker = worker
+        self._adapter = adapter
+        self._guard = guard
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.worker, name)
+
+    @override
+    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
+        self._guard(lambda: self._adapter.save_submitted(job_id, src_spec))
+        return self.worker.submit_store(job_id, src_spec, dst_spec)
+
+    @override
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        self._guard(lambda: self._adapter.load_submitted(job_id, dst_spec))
+        return self.worker.submit_load(job_id, src_spec, dst_spec)
+
+    @override
+    def get_finished(self) -> list[TransferResult]:
+        results = self.worker.get_finished()
+        for result in results:
+            self._guard(lambda result=result: self._adapter.completed(result))
+        return results
+
+    @override
+    def wait(self, job_ids: set[int]) -> None:
+        self.worker.wait(job_ids)
+        self._guard(lambda: self._adapter.waited(job_ids))
+
+    @override
+    def shutdown(self) -> None:
+        self.worker.shutdown()
+
+
+def adapter_for(
+    inner: KVConnectorBase_V1, config: KVCacheConfig, rank: int, stream: StreamWriter, guard: Guard
+) -> TransferAdapter | None:
+    """The adapter for this connector's class, or None: its transfers are then ``not_reported``."""
+    if isinstance(inner, OffloadingConnector):
+        return OffloadingAdapter(inner, config, rank, stream, guard)
+    return None
