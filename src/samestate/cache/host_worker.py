@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from typing_extensions import override
-
 import numpy as np
 import torch
+from typing_extensions import override
 from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
@@ -62,7 +61,10 @@ class HostWorker(OffloadingWorker):
         return self._submit(job_id, src_spec, dst_spec, to_device=False)
 
     @override
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+    def submit_load(
+        self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
+    ) -> bool:
+        # vLLM 0.33 waits within the step for an expedited load; one thread already keeps the order.
         return self._submit(job_id, dst_spec, src_spec, to_device=True)
 
     @override

@@ -14,7 +14,6 @@ On CUDA and XPU the worker is vLLM's own too; elsewhere vLLM refuses, and `HostW
 from __future__ import annotations
 
 from typing_extensions import override
-
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
 from vllm.v1.kv_offload.config import OffloadingConfig

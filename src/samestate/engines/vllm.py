@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, NoReturn, TypeVar
 
 import msgspec
 from typing_extensions import override
@@ -18,7 +19,6 @@ from samestate.engines.base import CounterValues, Engine, EngineError, EngineSpe
 from samestate.engines.children.protocol import (
     AnyReply,
     Close,
-    Closed,
     Command,
     Count,
     Counted,
@@ -27,6 +27,7 @@ from samestate.engines.children.protocol import (
     Failed,
     Generate,
     Generated,
+    Reply,
     Reset,
     Start,
     Started,
@@ -35,9 +36,11 @@ from samestate.engines.children.protocol import (
 from samestate.evidence.records import EngineStarted
 
 CLOSE_SECONDS = 30.0
+INTERRUPTED_SECONDS = 2.0
+"""For an engine in the middle of a command: its streams are incomplete either way."""
 LOG_TAIL_BYTES = 4096
 
-R = TypeVar("R")
+R = TypeVar("R", bound=Reply)
 
 
 def available() -> bool:
@@ -55,7 +58,15 @@ class VllmEngine(Engine):
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._process: subprocess.Popen[bytes] | None = None
+        self._busy = False
         self._replies = msgspec.json.Decoder(AnyReply)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child. Raises `EngineError` when there is none."""
+        if self._process is None:
+            raise EngineError(f"arm {self._spec.arm}: the engine is not running")
+        return self._process.pid
 
     @override
     def prepare(self) -> None:
@@ -130,12 +141,11 @@ class VllmEngine(Engine):
             return
         self._process = None
         try:
-            if process.poll() is None:
-                self._send(Close())
-                self._to_child.close()
-                process.wait(CLOSE_SECONDS)
-        except (OSError, subprocess.TimeoutExpired):
-            pass
+            with suppress(OSError, subprocess.TimeoutExpired):
+                if process.poll() is None:
+                    self._send(Close())
+                    self._to_child.close()
+                    process.wait(INTERRUPTED_SECONDS if self._busy else CLOSE_SECONDS)
         finally:
             _kill_session(process)
             for pipe in (self._to_child, self._from_child, self._log):
@@ -144,25 +154,27 @@ class VllmEngine(Engine):
     def _ask(self, command: Command, expected: type[R]) -> R:
         if self._process is None:
             raise EngineError(f"arm {self._spec.arm}: the engine is not running")
+        self._busy = True
         try:
             self._send(command)
             line = self._from_child.readline()
         except BrokenPipeError:
             line = b""
+        self._busy = False
         if not line:
             code = self._process.wait()
             self._fail(f"the engine's process died (exit code {code})")
         reply = self._replies.decode(line)
         if isinstance(reply, Failed):
             self._fail(reply.message)
-        if not isinstance(reply, expected):
-            self._fail(f"the engine answered {type(reply).__name__} to {type(command).__name__}")
-        return reply
+        if isinstance(reply, expected):
+            return reply
+        self._fail(f"the engine answered {type(reply).__name__} to {type(command).__name__}")
 
     def _send(self, command: Command) -> None:
         self._to_child.write(msgspec.json.encode(command) + b"\n")
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str) -> NoReturn:
         self._log.flush()
         raise EngineError(f"arm {self._spec.arm}: {message}", log_tail(self._spec.log_path))
 
@@ -180,8 +192,6 @@ def log_tail(path: Path) -> str:
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:
     """Kill what is left of the child's session, workers included."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

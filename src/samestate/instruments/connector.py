@@ -30,11 +30,11 @@ from vllm.logger import init_logger
 from samestate.evidence.canonical import sha256_hex
 from samestate.evidence.records import (
     Allocated,
+    AnyRecord,
     BatchSource,
     FaultArmed,
     Lookup,
     RankRegistered,
-    Record,
     RequestFinished,
 )
 from samestate.instruments import recorder
@@ -112,7 +112,7 @@ class AuditConnector(MultiConnector):
                 self._warned = True
                 logger.exception("samestate: an observation failed; serving goes on, the evidence is incomplete")
 
-    def _record(self, make: Callable[[], Record | None]) -> None:
+    def _record(self, make: Callable[[], AnyRecord | None]) -> None:
         if not self._watching:
             return
 

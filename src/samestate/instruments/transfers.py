@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -178,15 +179,15 @@ class WatchedWorker(OffloadingWorker):
         return self.worker.submit_store(job_id, src_spec, dst_spec)
 
     @override
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, **options: object) -> bool:
         self._guard(lambda: self._adapter.load_submitted(job_id, dst_spec))
-        return self.worker.submit_load(job_id, src_spec, dst_spec)
+        return self.worker.submit_load(job_id, src_spec, dst_spec, **options)
 
     @override
     def get_finished(self) -> list[TransferResult]:
         results = self.worker.get_finished()
         for result in results:
-            self._guard(lambda result=result: self._adapter.completed(result))
+            self._guard(partial(self._adapter.completed, result))
         return results
 
     @override

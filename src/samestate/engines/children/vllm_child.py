@@ -76,7 +76,7 @@ class BadArguments(Exception):
     """The serve arguments do not parse; one line."""
 
 
-class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
+class _Parser(FlexibleArgumentParser):
     def error(self, message: str) -> None:
         raise BadArguments(f"--serve-args: {message}")
 
@@ -269,12 +269,11 @@ def _effective_settings(config: VllmConfig) -> dict[str, Scalar]:
     settings: dict[str, Scalar] = {}
     for section in ("cache_config", "scheduler_config", "parallel_config", "model_config", "load_config"):
         for name, value in vars(getattr(config, section)).items():
-            if name.startswith("_") or name in _VOLATILE:
+            if name.startswith("_") or name in _LEFT_OUT:
                 continue
-            if isinstance(value, torch.dtype):
-                value = str(value)
-            if value is None or isinstance(value, str | int | float | bool):
-                settings[f"{section}.{name}"] = value
+            plain = str(value) if isinstance(value, torch.dtype) else value
+            if plain is None or isinstance(plain, str | int | float | bool):
+                settings[f"{section}.{name}"] = plain
     transfer = config.kv_transfer_config
     settings["kv_transfer_config.kv_connector"] = transfer.kv_connector if transfer else None
     settings["kv_transfer_config.kv_load_failure_policy"] = transfer.kv_load_failure_policy if transfer else None
@@ -285,8 +284,18 @@ def _effective_settings(config: VllmConfig) -> dict[str, Scalar]:
     return settings
 
 
-_VOLATILE = {"model", "tokenizer", "served_model_name", "data_parallel_master_port", "instance_id", "master_port"}
-"""Paths and ports: they differ from run to run and say nothing about the computation."""
+_LEFT_OUT = {
+    # A secret.
+    "hf_token",
+    # Paths and ports: they differ from run to run and say nothing about the computation.
+    "model",
+    "tokenizer",
+    "served_model_name",
+    "download_dir",
+    "data_parallel_master_port",
+    "data_parallel_rpc_port",
+    "master_port",
+}
 
 
 def _eos_token_ids(engine: LLMEngine) -> list[int]:

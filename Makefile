@@ -1,0 +1,37 @@
+# make demo and make test need Python 3.11 to 3.14 and nothing else: they make .venv when it is not there.
+# PYTHON=…       the interpreter to make .venv with
+# TORCH_INDEX=…  a further package index, e.g. https://download.pytorch.org/whl/cpu
+export PYTHON TORCH_INDEX
+
+BIN := .venv/bin
+
+.PHONY: help setup demo test check build clean
+
+help:
+	@echo 'make demo    cold against reload on a real vLLM, right and with a fault'
+	@echo 'make test    all tests'
+	@echo 'make check   format, lint, types, import contract'
+	@echo 'make build   wheel and sdist in dist/'
+	@echo 'make clean   remove what was made, .venv excepted'
+
+setup:
+	@scripts/bootstrap
+
+demo: setup
+	@$(BIN)/python scripts/demo.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+build: setup
+	$(BIN)/python -m build --outdir dist
+
+clean:
+	rm -rf build dist demo-runs .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

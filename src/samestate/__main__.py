@@ -1,0 +1,6 @@
+"""``python -m samestate``."""
+
+from samestate.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Analyzers: a named, hashed set of checks, and the judgement that one of them passes on an archive.
+
+A new rule is a new analyzer: an old one is never edited once archives cite it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from samestate.checks import continuation, counters, coverage, equality, geometry, integrity, settings, transfers
+from samestate.checks.base import Check, CheckResult, Verdict
+from samestate.checks.boundary import CHECK as BOUNDARY
+from samestate.checks.boundary import boundary
+from samestate.checks.history import CONTROL, REFERENCE, History, MissingEvidence
+from samestate.checks.plan_identity import CHECK as PLAN_IDENTITY
+from samestate.checks.plan_identity import Running, plan_identity
+from samestate.checks.table import CaseRow, table
+from samestate.checks.verdicts import run_check, run_verdict
+from samestate.evidence.archive import Archive
+from samestate.evidence.canonical import sha256_hex
+
+_DECIDING_SOURCES = {
+    "samestate.checks": None,
+    "samestate.plans": {"lengths.py", "model.py", "operations.py"},
+    "samestate.evidence": {"archive.py", "canonical.py", "records.py", "seal.py", "stream.py"},
+}
+"""What an analyzer's hash covers: every module that can change a verdict. None: all of the room."""
+
+
+class AnalyzerError(Exception):
+    """No such analyzer. ``str(error)`` is one line that says what to do."""
+
+
+class Analyzer(NamedTuple):
+    """A set of checks under one id."""
+
+    id: str
+    checks: Mapping[str, Check]
+    """By check id, in the order in which they are shown."""
+    always_required: tuple[str, ...]
+    """Decide every run, whatever the plan requires: without them nothing else means anything."""
+
+
+class Judgement(BaseModel):
+    """What an analyzer makes of an archive."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    analyzer: str
+    analyzer_sha256: str
+    seal_sha256: str | None
+    plan_sha256: str | None
+    fault: str | None
+    """The injected fault that the archive is tagged with. Shown, never judged by."""
+    comparison_kind: Literal["paired_live", "candidate_vs_archived"]
+    verdict: Verdict
+    results: list[CheckResult]
+    required: list[str]
+    table: list[CaseRow]
+    scope: str
+    not_shown: list[str]
+    limitations: list[str]
+
+
+def source_sha256(analyzer_id: str) -> str:
+    """SHA-256 over the sources that decide under this analyzer. Raises AnalyzerError."""
+    _known(analyzer_id)
+    return _source_sha256()
+
+
+@cache
+def _source_sha256() -> str:
+    lines = []
+    for package, names in _DECIDING_SOURCES.items():
+        for source in files(package).iterdir():
+            if source.name.endswith(".py") and (names is None or source.name in names):
+                lines.append(f"{sha256_hex(source.read_bytes())}  {package}/{source.name}\n")
+    return sha256_hex("".join(sorted(lines)).encode())
+
+
+def judge(archive: Archive, analyzer_id: str | None = None) -> Judgement:
+    """Judge an archive under the plan's own analyzer, or another. Raises AnalyzerError for an unknown one.
+
+    Damage, gaps and crashing checks never raise: they are in the judgement.
+    """
+    history = History.read(archive)
+    analyzer = _known(analyzer_id or _planned_analyzer(history))
+    results = [run_check(check_id, check, history) for check_id, check in analyzer.checks.items()]
+    required = _required(history, analyzer)
+    rows, limitations = _table(history, results, required)
+    control = history.arms.get(CONTROL)
+    archived = control is not None and control.imported_from is not None
+    return Judgement(
+        analyzer=analyzer.id,
+        analyzer_sha256=source_sha256(analyzer.id),
+        seal_sha256=history.seal_sha256,
+        plan_sha256=history.plan_sha256,
+        fault=history.fault,
+        comparison_kind="candidate_vs_archived" if archived else "paired_live",
+        verdict=run_verdict(required, results),
+        results=results,
+        required=required,
+        table=rows,
+        scope=_scope(history),
+        not_shown=_not_shown(history),
+        limitations=[*limitations, *_limitations(history)],
+    )
+
+
+def _known(analyzer_id: str) -> Analyzer:
+    if analyzer_id not in ANALYZERS:
+        raise AnalyzerError(f"no analyzer {analyzer_id!r} in this version; use one of: {', '.join(ANALYZERS)}")
+    return ANALYZERS[analyzer_id]
+
+
+def _planned_analyzer(history: History) -> str:
+    try:
+        return history.plan.analyzer.id
+    except MissingEvidence:
+        return BOUNDARY_V1
+
+
+def _required(history: History, analyzer: Analyzer) -> list[str]:
+    """The plan's required checks, those that are always required, and the reference's when there is one."""
+    try:
+        planned = history.plan.required_checks
+    except MissingEvidence:
+        planned = []
+    reference = [equality.CONTROLS] if REFERENCE in history.arms and equality.CONTROLS in analyzer.checks else []
+    return list(dict.fromkeys([*analyzer.always_required, *planned, *reference]))
+
+
+def _table(history: History, results: list[CheckResult], required: list[str]) -> tuple[list[CaseRow], list[str]]:
+    try:
+        return table(history, results, required), []
+    except MissingEvidence as missing:
+        return [], [f"No table: {missing}."]
+    except Exception as error:  # the table decides nothing, so it must not keep the verdict from being shown
+        return [], [f"No table: it could not be made ({type(error).__name__}: {error})."]
+
+
+def _scope(history: History) -> str:
+    """The plan's own words, and the hashes of what they hold for."""
+    try:
+        plan, resolved = history.plan, history.resolved
+    except MissingEvidence as missing:
+        return f"None: {missing}."
+    engines = {
+        f"{arm.name}: {seen.rec.engine} {seen.rec.versions.get(seen.rec.engine, '')}".rstrip()
+        for arm in history.arms.values()
+        for seen in arm.engines[:1]
+    }
+    identities = [
+        f"plan {(history.plan_sha256 or '')[:12]}",
+        f"model {resolved.model.name} {resolved.model.sha256[:12]}",
+        f"C={resolved.checkpoint_interval}",
+        *sorted(engines),
+    ]
+    return f"{plan.scope} ({', '.join(identities)})"
+
+
+def _not_shown(history: History) -> list[str]:
+    try:
+        return list(history.plan.not_shown)
+    except MissingEvidence:
+        return []
+
+
+def _limitations(history: History) -> list[str]:
+    """What the records themselves say that this run cannot show."""
+    found = [
+        "Checks recompute results from recorded evidence; they are no second implementation of the engine.",
+        "B is what each transfer says of itself; the bytes were not inspected.",
+    ]
+    if max((arm.concurrency for arm in history.arms.values()), default=0) <= 1:
+        found.append("No two requests were ever in one step: nothing is shown about concurrency.")
+    control = history.arms.get(CONTROL)
+    if control is not None and control.imported_from is not None:
+        source = control.imported_from[:12]
+        found.append(f"The control was recorded earlier (seal {source}): this is no new run of two arms.")
+    if history.fault is not None:
+        found.append(f"Fault {history.fault} was injected: the run belongs in no rate and no performance figure.")
+    return found
+
+
+BOUNDARY_V1 = "boundary-v1"
+
+
+def _plan_identity(history: History) -> CheckResult:
+    return plan_identity(history, Running(BOUNDARY_V1, source_sha256(BOUNDARY_V1)))
+
+
+ANALYZERS: dict[str, Analyzer] = {
+    BOUNDARY_V1: Analyzer(
+        id=BOUNDARY_V1,
+        checks={
+            integrity.CHECK: integrity.integrity,
+            coverage.CHECK: coverage.coverage,
+            PLAN_IDENTITY: _plan_identity,
+            settings.CHECK: settings.settings,
+            geometry.CHECK: geometry.geometry,
+            equality.PAIRED: equality.paired_equality,
+            equality.RELOAD: equality.reload_equality,
+            BOUNDARY: boundary,
+            transfers.CHECK: transfers.transfers,
+            counters.CHECK: counters.preemptions,
+            continuation.EOS_ABSENT: continuation.eos_absent,
+            continuation.NON_VACUITY: continuation.non_vacuity,
+            equality.CONTROLS: equality.controls_equal,
+        },
+        always_required=(integrity.CHECK, coverage.CHECK, PLAN_IDENTITY),
+    )
+}

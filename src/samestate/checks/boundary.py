@@ -1,0 +1,215 @@
+"""``boundary``: every reload restored exactly the prefix that it was credited, and the right one.
+
+B comes from the transfer's own description on every rank, p and the scheduled tokens
+from the request's first batch. Strict prefix: B = p = C·⌊(N−1)/C⌋, scheduled = N−B, no
+drafts. B = N with p = N−1 is the lookup over the full prompt (requirements 18–24, 78).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+from typing import NamedTuple
+
+from samestate.checks.base import CheckResult, Finding, Place
+from samestate.checks.history import CANDIDATE, ArmHistory, History, Load, Row, Schedule
+from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.evidence.records import BatchSource, EntryKind, OperationName
+from samestate.plans.operations import boundary as strict_boundary
+
+CHECK = "boundary"
+_STATE = (EntryKind.RECURRENT, EntryKind.CONV)
+"""Kinds whose page is the state at one boundary, not a row of tokens."""
+
+
+class Reload(NamedTuple):
+    """One reload of the candidate, as far as it is recorded."""
+
+    case: str
+    op: str
+    tokens: int
+    """N."""
+    request: str | None
+    loads: dict[int, list[Load]]
+    """By rank."""
+    scheduler: Schedule | None
+    connector: Schedule | None
+
+    @property
+    def place(self) -> Place:
+        return Place(arm=CANDIDATE, case=self.case, op=self.op, request=self.request)
+
+    @property
+    def boundaries(self) -> dict[int, int | None]:
+        """B by rank, the farthest of its loads; None: not reported by one of them."""
+        by_rank: dict[int, int | None] = {}
+        for rank, loads in sorted(self.loads.items()):
+            reported = [load.submitted.rec.boundary for load in loads]
+            known = [boundary for boundary in reported if boundary is not None]
+            by_rank[rank] = max(known) if len(known) == len(reported) else None
+        return by_rank
+
+    @property
+    def first(self) -> Row | None:
+        """The first batch: p is its start."""
+        return self.scheduler[0] if self.scheduler else None
+
+    @property
+    def evidence(self) -> list[str]:
+        """Loads, and the first batch as both sources saw it."""
+        wheres = [load.submitted.where for loads in self.loads.values() for load in loads]
+        return wheres + [schedule[0].where for schedule in (self.connector, self.scheduler) if schedule]
+
+
+def reloads(history: History) -> list[Reload]:
+    """The candidate's planned reloads, in order; raises MissingEvidence."""
+    arm = history.arm(CANDIDATE)
+    found = []
+    for case, op in history.generations(OperationName.RELOAD):
+        output = arm.output(op.op)
+        request = output.rec.request if output else None
+        loads: dict[int, list[Load]] = {}
+        for load in arm.loads.get(request, ()) if request else ():
+            loads.setdefault(load.submitted.rec.rank, []).append(load)
+        schedules = (arm.schedule(op.op), arm.schedule(op.op, BatchSource.CONNECTOR))
+        found.append(Reload(case.id, op.op, case.tokens, request, loads, *schedules))
+    return found
+
+
+def expected_ranks(arm: ArmHistory) -> set[int]:
+    """Ranks of the engine, by its parallel sizes and by what its workers say; raises MissingEvidence."""
+    engine = arm.engine.rec
+    sizes = [engine.tensor_parallel * engine.pipeline_parallel, *(s.rec.world_size for s in arm.ranks.values())]
+    return set(range(max(sizes))) | set(arm.ranks)
+
+
+def boundary(history: History) -> CheckResult:
+    """Hold every reload of the candidate against the strict prefix."""
+    arm = history.arm(CANDIDATE)
+    ranks = expected_ranks(arm)
+    findings = [
+        unknown("missing_rank", f"rank {rank} never registered its cache", Place(arm=CANDIDATE, rank=rank))
+        for rank in sorted(ranks - set(arm.ranks))
+    ]
+    checked = reloads(history)
+    good = 0
+    for reload in checked:
+        found = list(_reload(arm, reload, ranks, history.resolved.checkpoint_interval))
+        good += not found
+        findings += found
+    summary = f"{good}/{len(checked)} reloads at B = p = C·⌊(N−1)/C⌋ on {len(ranks)} rank(s)"
+    return conclude(CHECK, findings, unit="reloads", examined=len(checked), summary=summary)
+
+
+def _reload(arm: ArmHistory, reload: Reload, ranks: set[int], c: int) -> Iterator[Finding]:
+    if reload.first is None or not reload.connector:
+        absent = BatchSource.SCHEDULER if reload.first is None else BatchSource.CONNECTOR
+        message = f"{reload.op}: the first batch is not recorded by the {absent.value}"
+        yield unknown("missing_batches", message, reload.place)
+        return
+    if reload.first.shape != reload.connector[0].shape:
+        message = f"{reload.op}: scheduler and connector record different first batches"
+        yield fail("sources_disagree", message, reload.place, reload.evidence)
+    if not reload.loads:
+        message = f"{reload.op}: nothing was loaded, {reload.first.start} tokens credited"
+        yield unknown("no_external_hit", message, reload.place, reload.evidence)
+        return
+    for rank in sorted(ranks - set(reload.loads)):
+        message = f"{reload.op}: rank {rank} records no load"
+        yield unknown("missing_rank", message, _at(reload, rank=rank), reload.evidence)
+    boundaries = reload.boundaries
+    for rank, reported in boundaries.items():
+        if reported is None:
+            message = f"{reload.op}: rank {rank} does not report which prefix its load represents"
+            yield unknown("not_reported", message, _at(reload, rank=rank), reload.evidence)
+    distinct = sorted({reported for reported in boundaries.values() if reported is not None})
+    if len(distinct) > 1:
+        said = ", ".join(f"rank {rank}: {reported}" for rank, reported in boundaries.items())
+        yield fail(
+            "rank_disagreement",
+            f"{reload.op}: ranks restored different prefixes ({said})",
+            reload.place,
+            reload.evidence,
+        )
+    yield from _parts(arm, reload)
+    yield from _credit(reload, reload.first, distinct, strict_boundary(reload.tokens, c))
+
+
+def _parts(arm: ArmHistory, reload: Reload) -> Iterator[Finding]:
+    """Every recurrent part of a rank's loads reaches exactly to B, and there is one where the layout has state."""
+    boundaries = reload.boundaries
+    for rank, loads in reload.loads.items():
+        registered = arm.ranks.get(rank)
+        if registered is None:
+            continue
+        kinds = {group.group: group.entry_kind for group in registered.rec.engine_groups}
+        groups = {group.group: kinds.get(group.engine_group) for group in registered.rec.transfer_groups}
+        state = {group for group, kind in groups.items() if kind in _STATE}
+        moved = [(load, part) for load in loads for part in load.submitted.rec.parts if part.pages]
+        for load, part in moved:
+            place = _at(reload, rank=rank, group=part.group, boundary=part.boundary)
+            if groups.get(part.group) is None:
+                message = f"{reload.op}: rank {rank} loaded transfer group {part.group}, which it never registered"
+                yield unknown("unknown_group", message, place, [load.submitted.where, registered.where])
+            elif part.group in state and boundaries[rank] not in (None, part.boundary):
+                message = (
+                    f"{reload.op}: rank {rank}: state of transfer group {part.group} reaches to {part.boundary}, "
+                    f"the load to {boundaries[rank]}"
+                )
+                yield fail("part_boundary", message, place, [load.submitted.where])
+        for group in sorted(state - {part.group for _, part in moved}):
+            message = f"{reload.op}: rank {rank} loaded no state of transfer group {group}"
+            evidence = [load.submitted.where for load in loads]
+            yield unknown("no_state_loaded", message, _at(reload, rank=rank, group=group), evidence)
+
+
+def _credit(reload: Reload, first: Row, boundaries: list[int], expected: int) -> Iterator[Finding]:
+    """B, p and what was scheduled, against each other and against the strict prefix."""
+    n, p, scheduled = reload.tokens, first.start, first.scheduled
+    if boundaries == [n] and (p, scheduled) == (n - 1, 1):
+        message = (
+            f"{reload.op}: checkpoint of [0, {n}) restored, {p} tokens credited, 1 scheduled: "
+            "the last token is applied twice (lookup over the full prompt)"
+        )
+        yield fail("retained_lookup_boundary", message, _at(reload, boundary=n), reload.evidence)
+        return
+    for b in boundaries:
+        place = _at(reload, boundary=b)
+        if b != p:
+            message = f"{reload.op}: checkpoint of [0, {b}) restored, {p} tokens credited"
+            yield fail("boundary_not_credited", message, place, reload.evidence)
+        if b != expected:
+            message = f"{reload.op}: checkpoint of [0, {b}) restored, expected [0, {expected}) for N={n}"
+            yield fail("wrong_boundary", message, place, reload.evidence)
+        if n - b < 1:
+            message = f"{reload.op}: checkpoint of [0, {b}) leaves nothing of N={n} to compute"
+            yield fail("empty_suffix", message, place, reload.evidence)
+    if p != expected and p not in boundaries:
+        message = f"{reload.op}: {p} tokens credited, expected {expected} for N={n}"
+        yield fail("wrong_credit", message, reload.place, reload.evidence)
+    if first.drafted:
+        message = f"{reload.op}: {first.drafted} draft tokens in the first batch"
+        yield fail("drafts_scheduled", message, reload.place, reload.evidence)
+    computed = _prefill(reload, first)
+    if computed > n - p:
+        message = f"{reload.op}: {computed} prompt tokens scheduled from {p} on, expected {n - p}"
+        yield fail("wrong_suffix", message, reload.place, reload.evidence)
+    elif computed < n - p:
+        message = f"{reload.op}: only {computed} of the {n - p} prompt tokens from {p} on are in a recorded step"
+        yield unknown("missing_batches", message, reload.place, reload.evidence)
+
+
+def _prefill(reload: Reload, first: Row) -> int:
+    """Tokens scheduled in the unbroken steps from the first batch to the prompt's end, drafts left out."""
+    reached = first.start
+    computed = 0
+    for row in takewhile(lambda row: row.start < reload.tokens, reload.scheduler or ()):
+        if row.start != reached:
+            break
+        computed += row.scheduled - row.drafted
+        reached += row.scheduled - row.drafted
+    return computed
+
+
+def _at(reload: Reload, **where: int) -> Place:
+    return reload.place.model_copy(update=where)

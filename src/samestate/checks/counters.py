@@ -1,0 +1,35 @@
+"""``preemptions``: none, by counters that could be read and by the scheduler's own rows."""
+
+from __future__ import annotations
+
+from samestate.checks.base import CheckResult, Finding, Place
+from samestate.checks.history import History
+from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.evidence.records import PREEMPTIONS
+
+CHECK = "preemptions"
+
+
+def preemptions(history: History) -> CheckResult:
+    """The counter around every operation of every planned arm, and the requests named as preempted."""
+    findings: list[Finding] = []
+    examined = readable = 0
+    for name in [arm.name for arm in history.plan.arms]:
+        arm = history.arm(name)
+        for case in history.cases:
+            for op in case.operations:
+                examined += 1
+                delta, place = arm.counter(op.op, PREEMPTIONS), Place(arm=name, case=case.id, op=op.op)
+                readable += delta is not None
+                if delta is None:
+                    message = f"arm {name}: {op.op}: {PREEMPTIONS} cannot be read"
+                    findings.append(unknown("counter_unreadable", message, place, arm.evidence(op.op)))
+                elif delta:
+                    message = f"arm {name}: {op.op}: {delta:.0f} preemptions"
+                    findings.append(fail("preempted", message, place, arm.evidence(op.op)))
+        for request, wheres in arm.preempted.items():
+            message = f"arm {name}: request {request} was preempted {len(wheres)} times"
+            findings.append(fail("preempted", message, Place(arm=name, request=request), wheres))
+    preempted = sum(finding.code == "preempted" for finding in findings)
+    summary = f"{readable}/{examined} operations readable, {preempted or 'none'} preempted"
+    return conclude(CHECK, findings, unit="operations", examined=examined, summary=summary)

@@ -1,0 +1,140 @@
+"""``paired-equality``, ``reload-equality``, ``controls-equal``: token by token, nothing tolerated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from samestate.checks.base import CheckResult, Finding, Place, Verdict
+from samestate.checks.geometry import unattributable
+from samestate.checks.history import CANDIDATE, CONTROL, REFERENCE, ArmHistory, History
+from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.evidence.records import OperationName
+
+PAIRED = "paired-equality"
+RELOAD = "reload-equality"
+CONTROLS = "controls-equal"
+
+
+class Side(NamedTuple):
+    """One generation: an operation of an arm."""
+
+    arm: ArmHistory
+    op: str
+
+    def __str__(self) -> str:
+        return f"{self.arm.name} {self.op}"
+
+
+class Comparison(NamedTuple):
+    """Two generations that must agree."""
+
+    case: str
+    reference: Side
+    subject: Side
+
+
+def first_difference(left: list[int], right: list[int]) -> int | None:
+    """Zero-based index of the first token that differs or is there on one side only; None: equal."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+def paired_equality(history: History) -> CheckResult:
+    """Candidate against control, every generation."""
+    control, candidate = history.arm(CONTROL), history.arm(CANDIDATE)
+    pairs = [Comparison(case.id, Side(control, op.op), Side(candidate, op.op)) for case, op in history.generations()]
+    findings, equal = _compare(history, pairs)
+    return _conclude(PAIRED, findings, len(pairs), f"{equal}/{len(pairs)} generations equal")
+
+
+def reload_equality(history: History) -> CheckResult:
+    """Reload against cold within the candidate; the control's own repeatability is shown apart."""
+    findings, summaries, examined = list[Finding](), list[str](), 0
+    for name in (CANDIDATE, CONTROL):
+        arm = history.arm(name)
+        cold = {case.id: op.op for case, op in history.generations(OperationName.COLD)}
+        pairs = [
+            Comparison(case.id, Side(arm, cold[case.id]), Side(arm, op.op))
+            for case, op in history.generations(OperationName.RELOAD)
+        ]
+        found, equal = _compare(history, pairs)
+        if name == CANDIDATE:
+            examined = len(pairs)
+            findings += found
+        else:
+            findings += [_not_repeatable(finding) for finding in found]
+        summaries.append(f"{name} {equal}/{len(pairs)}")
+    return _conclude(RELOAD, findings, examined, f"reloads equal to cold: {', '.join(summaries)}")
+
+
+def controls_equal(history: History) -> CheckResult:
+    """This run's control against the control of another archive, every generation."""
+    if REFERENCE not in history.arms:
+        return _not_exercised("no_reference", "no reference control in this archive")
+    control, reference = history.arm(CONTROL), history.arm(REFERENCE)
+    if control.imported_from is not None and control.imported_from == reference.imported_from:
+        return _not_exercised(
+            "same_source", "control and reference are copies of one arm: comparing them shows nothing"
+        )
+    pairs = [Comparison(case.id, Side(reference, op.op), Side(control, op.op)) for case, op in history.generations()]
+    findings, equal = _compare(history, pairs)
+    return _conclude(CONTROLS, findings, len(pairs), f"{equal}/{len(pairs)} control generations equal to the reference")
+
+
+def _compare(history: History, pairs: Iterable[Comparison]) -> tuple[list[Finding], int]:
+    """Findings, and how many pairs are equal and of the planned length."""
+    findings, equal = list[Finding](), 0
+    for pair in pairs:
+        found = _pair(history, pair)
+        equal += not found
+        findings += found
+    return findings, equal
+
+
+def _pair(history: History, pair: Comparison) -> list[Finding]:
+    place = Place(arm=pair.subject.arm.name, case=pair.case, op=pair.subject.op)
+    seen = [side.arm.output(side.op) for side in (pair.reference, pair.subject)]
+    left, right = seen
+    if left is None or right is None:
+        absent = " and ".join(
+            str(side) for side, out in zip((pair.reference, pair.subject), seen, strict=True) if not out
+        )
+        return [unknown("missing_output", f"no output of {absent} to compare", place)]
+    evidence = [left.where, right.where]
+    findings = []
+    for side, output in ((pair.reference, left), (pair.subject, right)):
+        length, planned = len(output.rec.token_ids), history.plan.output_tokens
+        if length == 0 or length > planned or (history.plan.ignore_eos and length != planned):
+            message = f"{side}: {length} tokens, planned {planned}"
+            findings.append(fail("wrong_length", message, place, [output.where]))
+    index = first_difference(left.rec.token_ids, right.rec.token_ids)
+    if index is None:
+        return findings
+    message = f"{pair.subject} differs from {pair.reference} from token {index} on"
+    reference, subject = (side.arm.schedule(side.op) for side in (pair.reference, pair.subject))
+    parted = unattributable(reference, subject, history.resolved.checkpoint_interval)
+    if parted is None:
+        findings.append(fail("tokens_differ", message, place, evidence))
+    else:
+        message = f"{message}, and cannot be attributed: {parted.message}"
+        findings.append(unknown("geometry_mismatch", message, place, [*evidence, *parted.evidence]))
+    return findings
+
+
+def _not_repeatable(finding: Finding) -> Finding:
+    """A control that differs from itself says nothing of reuse, and makes every comparison doubtful."""
+    if finding.code != "tokens_differ":
+        return finding
+    return unknown("control_not_repeatable", finding.message, finding.place, finding.evidence)
+
+
+def _conclude(check: str, findings: list[Finding], examined: int, summary: str) -> CheckResult:
+    return conclude(check, findings, unit="comparisons", examined=examined, summary=summary)
+
+
+def _not_exercised(code: str, message: str) -> CheckResult:
+    finding = Finding(code=code, verdict=Verdict.NOT_EXERCISED, message=message)
+    return _conclude(CONTROLS, [finding], 0, message)

@@ -1,0 +1,376 @@
+"""What happened, indexed for checks: one pass over the streams of an archive.
+
+Only what checks ask for is kept. Schedule rows, by far the most numerous, are kept as
+four integers each; completed saves are counted and dropped. ``FaultArmed`` records are
+skipped, and the fault tag is kept apart from the attempt, for display alone.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from pydantic import ValidationError
+
+from samestate.evidence import records as r
+from samestate.evidence.archive import Archive
+from samestate.evidence.canonical import sha256_hex
+from samestate.evidence.stream import Defect
+from samestate.plans.model import Plan, ResolvedPlan
+from samestate.plans.operations import Case, PlannedOperation, cases
+
+CONTROL = "control"
+CANDIDATE = "candidate"
+REFERENCE = "reference-control"
+
+R = TypeVar("R", bound=r.Record)
+M = TypeVar("M", Plan, ResolvedPlan)
+
+
+class MissingEvidence(Exception):
+    """A check needs something that the archive does not hold: the check is unknown."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Seen(NamedTuple, Generic[R]):
+    """A record and where it stands."""
+
+    rec: R
+    stream: str
+    """``arms/candidate/client.jsonl``."""
+    n: int
+    """Line number, from 0."""
+
+    @property
+    def where(self) -> str:
+        """``arms/candidate/client.jsonl:17``."""
+        return f"{self.stream}:{self.n}"
+
+
+class Row(NamedTuple):
+    """One request in one step."""
+
+    start: int
+    scheduled: int
+    drafted: int
+    stream: str
+    n: int
+
+    @property
+    def where(self) -> str:
+        """``arms/candidate/scheduler.jsonl:17``."""
+        return f"{self.stream}:{self.n}"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """What two schedules are compared by."""
+        return self[:3]
+
+    @property
+    def end(self) -> int:
+        """Tokens computed after the step, if every draft is accepted."""
+        return self.start + self.scheduled
+
+
+class Schedule:
+    """The rows of one request as one source saw them, in step order."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self._cells = array("q")
+
+    def add(self, n: int, start: int, scheduled: int, drafted: int) -> None:
+        """Append the row that stands on line `n` of the stream."""
+        self._cells.extend((n, start, scheduled, drafted))
+
+    def __len__(self) -> int:
+        return len(self._cells) // 4
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: int) -> Row:
+        """Row `index`, from 0; IndexError outside."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        n, start, scheduled, drafted = self._cells[4 * index : 4 * index + 4]
+        return Row(start, scheduled, drafted, self._stream, n)
+
+
+@dataclass(slots=True)
+class Load:
+    """A load and its completion, if there is one."""
+
+    submitted: Seen[r.LoadSubmitted]
+    completed: Seen[r.LoadCompleted] | None = None
+
+
+@dataclass(slots=True)
+class Saves:
+    """Saves of an arm. Those that completed well are only counted."""
+
+    submitted: int = 0
+    open: dict[tuple[int, int], Seen[r.SaveSubmitted]] = field(default_factory=dict)
+    """By (rank, job): submitted and not (yet) completed."""
+    unpaired: list[Seen[r.SaveSubmitted] | Seen[r.SaveCompleted]] = field(default_factory=list)
+    """Job numbers used again before completion, and completions without a submission."""
+    failed: list[Seen[r.SaveCompleted]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ArmHistory:
+    """One arm. Client records are by operation id, engine records by request id."""
+
+    name: str
+    imported_from: str | None
+    """Hash of the seal that the arm was copied from; None: it ran live."""
+    streams: list[str]
+    engines: list[Seen[r.EngineStarted]] = field(default_factory=list)
+    ranks: dict[int, Seen[r.RankRegistered]] = field(default_factory=dict)
+    resolved: list[Seen[r.PlanResolved]] = field(default_factory=list)
+    started: list[Seen[r.OperationStarted]] = field(default_factory=list)
+    outputs: dict[str, list[Seen[r.OperationOutput]]] = field(default_factory=dict)
+    ends: dict[str, list[Seen[r.OperationEnded]]] = field(default_factory=dict)
+    resets: dict[str, list[Seen[r.CacheReset]]] = field(default_factory=dict)
+    counters: dict[str, list[Seen[r.CountersRead]]] = field(default_factory=dict)
+    lookups: dict[str, list[Seen[r.Lookup]]] = field(default_factory=dict)
+    schedules: dict[tuple[str, r.BatchSource], Schedule] = field(default_factory=dict)
+    preempted: dict[str, list[str]] = field(default_factory=dict)
+    """Request id -> where it was preempted."""
+    concurrency: int = 0
+    """Most requests in one step."""
+    loads: dict[str, list[Load]] = field(default_factory=dict)
+    stray_loads: list[Seen[r.LoadCompleted]] = field(default_factory=list)
+    saves: Saves = field(default_factory=Saves)
+
+    @property
+    def engine(self) -> Seen[r.EngineStarted]:
+        """What the arm's engine says of itself; raises MissingEvidence."""
+        if not self.engines:
+            raise MissingEvidence("missing_engine", f"arm {self.name}: no engine_started record")
+        return self.engines[0]
+
+    def output(self, op: str) -> Seen[r.OperationOutput] | None:
+        """The first output of an operation; `coverage` judges whether there are more."""
+        seen = self.outputs.get(op)
+        return seen[0] if seen else None
+
+    def schedule(self, op: str, source: r.BatchSource = r.BatchSource.SCHEDULER) -> Schedule | None:
+        """Batch rows of an operation's request; None: no output, or no row."""
+        output = self.output(op)
+        return self.schedules.get((output.rec.request, source)) if output else None
+
+    def counter(self, op: str, name: str) -> float | None:
+        """After minus before, around an operation; None: not readable both times."""
+        values: dict[str, float] = {}
+        for seen in self.counters.get(op, ()):
+            if name in seen.rec.values and name not in seen.rec.missing:
+                values[seen.rec.when] = seen.rec.values[name]
+        return values["after"] - values["before"] if len(values) == 2 else None
+
+    def evidence(self, op: str) -> list[str]:
+        """Where the counters around an operation stand."""
+        return [seen.where for seen in self.counters.get(op, ())]
+
+
+class Attempt(NamedTuple):
+    """An attempt, without its fault tag."""
+
+    number: int
+    plan_sha256: str
+    arms: list[str]
+    control_seal_sha256: str | None
+    reference_seal_sha256: str | None
+    where: str
+    outcome: r.Outcome | None
+    """None: the attempt has no end."""
+    reason: str | None
+
+
+@dataclass(slots=True)
+class History:
+    """A run, as checks see it."""
+
+    plan_sha256: str | None
+    resolved_sha256: str | None
+    seal_sha256: str | None
+    defects: list[Defect]
+    inputs: dict[str, list[int]]
+    arms: dict[str, ArmHistory]
+    attempts: list[Attempt]
+    records: int
+    """Records read, attempts included."""
+    fault: str | None
+    """For display. No check reads it."""
+    _plan: Plan | None
+    _resolved: ResolvedPlan | None
+
+    @classmethod
+    def read(cls, archive: Archive) -> History:
+        """Index an archive. Damage never raises: it is in `defects`."""
+        return _Reader(archive).history()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan; raises MissingEvidence."""
+        if self._plan is None:
+            raise MissingEvidence("missing_plan", "plan.json is missing or cannot be read")
+        return self._plan
+
+    @property
+    def resolved(self) -> ResolvedPlan:
+        """What the started engine added to the plan; raises MissingEvidence."""
+        if self._resolved is None:
+            raise MissingEvidence("missing_resolved", "resolved.json is missing or cannot be read")
+        return self._resolved
+
+    @property
+    def cases(self) -> list[Case]:
+        """The planned cases under the resolved C; raises MissingEvidence."""
+        return cases(self.plan, self.resolved.checkpoint_interval)
+
+    def generations(self, name: r.OperationName | None = None) -> Iterator[tuple[Case, PlannedOperation]]:
+        """Planned generations of an arm, in order; only those called `name`, if given."""
+        for case in self.cases:
+            for op in case.operations:
+                if op.name is not r.OperationName.RESET and name in (None, op.name):
+                    yield case, op
+
+    def arm(self, name: str) -> ArmHistory:
+        """An arm; raises MissingEvidence."""
+        if name not in self.arms:
+            raise MissingEvidence("missing_arm", f"the archive has no arm {name}")
+        return self.arms[name]
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt that this archive holds; raises MissingEvidence."""
+        if not self.attempts:
+            raise MissingEvidence("missing_attempt", "attempts.jsonl has no attempt_started record")
+        return self.attempts[-1]
+
+
+class _Reader:
+    """Fills a History."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._defects = list(archive.verify())
+        self._records = 0
+        self._fault: str | None = None
+        self._open_loads: dict[tuple[str, int, int], Load] = {}
+        self._handlers: dict[type[r.Record], Callable[[ArmHistory, Any], None]] = {
+            r.EngineStarted: lambda arm, seen: arm.engines.append(seen),
+            r.RankRegistered: lambda arm, seen: arm.ranks.__setitem__(seen.rec.rank, seen),
+            r.PlanResolved: lambda arm, seen: arm.resolved.append(seen),
+            r.OperationStarted: lambda arm, seen: arm.started.append(seen),
+            r.OperationOutput: lambda arm, seen: arm.outputs.setdefault(seen.rec.op, []).append(seen),
+            r.OperationEnded: lambda arm, seen: arm.ends.setdefault(seen.rec.op, []).append(seen),
+            r.CacheReset: lambda arm, seen: arm.resets.setdefault(seen.rec.op, []).append(seen),
+            r.CountersRead: lambda arm, seen: arm.counters.setdefault(seen.rec.op, []).append(seen),
+            r.Lookup: lambda arm, seen: arm.lookups.setdefault(seen.rec.request, []).append(seen),
+            r.BatchScheduled: self._batch,
+            r.LoadSubmitted: self._load,
+            r.LoadCompleted: self._loaded,
+            r.SaveSubmitted: self._save,
+            r.SaveCompleted: self._saved,
+        }
+
+    def history(self) -> History:
+        plan_json, resolved_json = self._archive.plan_json, self._archive.resolved_json
+        attempts = self._attempts()
+        arms = {name: self._arm(name) for name in self._archive.arms}
+        return History(
+            plan_sha256=sha256_hex(plan_json) if plan_json is not None else None,
+            resolved_sha256=sha256_hex(resolved_json) if resolved_json is not None else None,
+            seal_sha256=self._archive.seal_sha256,
+            defects=self._defects,
+            inputs=self._archive.inputs,
+            arms=arms,
+            attempts=attempts,
+            records=self._records,
+            fault=self._fault,
+            _plan=self._model(Plan, plan_json, "plan.json"),
+            _resolved=self._model(ResolvedPlan, resolved_json, "resolved.json"),
+        )
+
+    def _model(self, model: type[M], data: bytes | None, name: str) -> M | None:
+        if data is None:
+            self._defects.append(Defect(name, "missing"))
+            return None
+        try:
+            return model.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = ".".join(map(str, first["loc"]))
+            self._defects.append(Defect(name, f"not a valid {model.__name__}: {path}: {first['msg']}"))
+            return None
+
+    def _attempts(self) -> list[Attempt]:
+        attempts: list[Attempt] = []
+        for line in self._archive.attempts():
+            self._records += 1
+            match line.rec:
+                case r.AttemptStarted() as rec:
+                    self._fault = rec.fault
+                    where = f"attempts.jsonl:{line.n}"
+                    seals = (rec.control_seal_sha256, rec.reference_seal_sha256)
+                    attempts.append(Attempt(rec.attempt, rec.plan_sha256, rec.arms, *seals, where, None, None))
+                case r.AttemptEnded() as rec if attempts:
+                    attempts[-1] = attempts[-1]._replace(outcome=rec.outcome, reason=rec.reason)
+        return attempts
+
+    def _arm(self, name: str) -> ArmHistory:
+        processes = self._archive.streams(name)
+        arm = ArmHistory(name, self._archive.imported_from(name), processes)
+        for process in processes:
+            stream = f"arms/{name}/{process}.jsonl"
+            for line in self._archive.records(name, process):
+                self._records += 1
+                handler = self._handlers.get(type(line.rec))
+                if handler is not None:
+                    handler(arm, Seen(line.rec, stream, line.n))
+        return arm
+
+    def _batch(self, arm: ArmHistory, seen: Seen[r.BatchScheduled]) -> None:
+        rec, schedules = seen.rec, arm.schedules
+        arm.concurrency = max(arm.concurrency, len(rec.rows))
+        for row in rec.rows:
+            key = (row.request, rec.source)
+            schedule = schedules.get(key)
+            if schedule is None:
+                schedule = schedules[key] = Schedule(seen.stream)
+            schedule.add(seen.n, row.start, row.scheduled, row.drafted)
+        for request in rec.preempted:
+            arm.preempted.setdefault(request, []).append(seen.where)
+
+    def _load(self, arm: ArmHistory, seen: Seen[r.LoadSubmitted]) -> None:
+        load = Load(seen)
+        arm.loads.setdefault(seen.rec.request, []).append(load)
+        self._open_loads[arm.name, seen.rec.rank, seen.rec.job] = load
+
+    def _loaded(self, arm: ArmHistory, seen: Seen[r.LoadCompleted]) -> None:
+        load = self._open_loads.pop((arm.name, seen.rec.rank, seen.rec.job), None)
+        if load is None:
+            arm.stray_loads.append(seen)
+        else:
+            load.completed = seen
+
+    def _save(self, arm: ArmHistory, seen: Seen[r.SaveSubmitted]) -> None:
+        key = (seen.rec.rank, seen.rec.job)
+        earlier = arm.saves.open.pop(key, None)
+        if earlier is not None:
+            arm.saves.unpaired.append(earlier)
+        arm.saves.open[key] = seen
+        arm.saves.submitted += 1
+
+    def _saved(self, arm: ArmHistory, seen: Seen[r.SaveCompleted]) -> None:
+        if arm.saves.open.pop((seen.rec.rank, seen.rec.job), None) is None:
+            arm.saves.unpaired.append(seen)
+        elif not seen.rec.ok:
+            arm.saves.failed.append(seen)

@@ -1,0 +1,140 @@
+"""``plan-identity``: what was planned, resolved, frozen and run is one thing, and no input shares a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from samestate.checks.base import CheckResult, Finding, Place
+from samestate.checks.history import CONTROL, REFERENCE, History
+from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.evidence.canonical import token_digest
+
+CHECK = "plan-identity"
+
+
+class Running(NamedTuple):
+    """The analyzer that judges, by id and source."""
+
+    id: str
+    source_sha256: str
+
+
+def plan_identity(history: History, running: Running) -> CheckResult:
+    """Hold plan, attempt, `resolved.json`, inputs, engines, imports and analyzer against each other."""
+    findings = [
+        *_hashes(history),
+        *_expansion(history),
+        *_inputs(history),
+        *_shared_checkpoints(history),
+        *_analyzer(history, running),
+        *_arms(history),
+    ]
+    inputs = len(history.resolved.inputs)
+    summary = f"plan {(history.plan_sha256 or '')[:12]}, {inputs} inputs, {len(history.arms)} arms agree"
+    if findings:
+        summary = findings[0].message
+    return conclude(CHECK, findings, unit="inputs", examined=inputs, summary=summary)
+
+
+def _hashes(history: History) -> Iterator[Finding]:
+    attempt, actual = history.attempt, history.plan_sha256
+    if attempt.plan_sha256 != actual:
+        yield fail("wrong_plan", f"the attempt is of plan {attempt.plan_sha256[:12]}", evidence=[attempt.where])
+    if history.resolved.plan_sha256 != actual:
+        yield fail("wrong_plan", f"resolved.json is of plan {history.resolved.plan_sha256[:12]}")
+    for arm in history.arms.values():
+        place = Place(arm=arm.name)
+        if not arm.resolved:
+            yield unknown("missing_resolved", f"arm {arm.name}: no plan_resolved record", place)
+        for seen in arm.resolved:
+            if seen.rec.resolved_sha256 != history.resolved_sha256:
+                message = f"arm {arm.name} ran another resolved.json ({seen.rec.resolved_sha256[:12]})"
+                yield fail("wrong_resolved", message, place, [seen.where])
+            if arm.started and arm.started[0].stream == seen.stream and arm.started[0].n < seen.n:
+                message = f"arm {arm.name} resolved its plan after its first operation"
+                yield fail("resolved_late", message, place, [seen.where, arm.started[0].where])
+
+
+def _expansion(history: History) -> Iterator[Finding]:
+    """`resolved.json` holds what the plan expands to at this C."""
+    resolved, cases = history.resolved, history.cases
+    lengths = [case.tokens for case in cases]
+    if resolved.lengths != lengths:
+        yield fail("wrong_lengths", f"resolved.json has lengths {resolved.lengths}, the plan gives {lengths}")
+    operations = [op.op for case in cases for op in case.operations]
+    if resolved.operations != operations:
+        yield fail("wrong_operations", "resolved.json has other operations than the plan gives")
+    expected = {(case.id, op.role, case.tokens) for case in cases for op in case.operations if op.role}
+    given = [(one.case, one.role, one.tokens) for one in resolved.inputs]
+    if set(given) != expected or len(given) != len(expected):
+        yield fail("wrong_inputs", f"resolved.json names {len(given)} inputs, other than the {len(expected)} planned")
+
+
+def _inputs(history: History) -> Iterator[Finding]:
+    for one in history.resolved.inputs:
+        place = Place(case=one.case)
+        ids = history.inputs.get(one.sha256)
+        if ids is None:
+            yield unknown("missing_input", f"inputs.json lacks the {one.role} of {one.case}", place)
+        elif token_digest(ids) != one.sha256:
+            yield fail("wrong_input", f"the {one.role} of {one.case} is not what its digest says", place)
+        elif len(ids) != one.tokens:
+            message = f"the {one.role} of {one.case} has {len(ids)} tokens, resolved.json says {one.tokens}"
+            yield fail("wrong_input", message, place)
+
+
+def _shared_checkpoints(history: History) -> Iterator[Finding]:
+    """No two inputs agree over a whole checkpoint interval, or one could hit the other's state."""
+    c = history.resolved.checkpoint_interval
+    owners: dict[tuple[int, ...], tuple[str, str]] = {}
+    for one in history.resolved.inputs:
+        ids = history.inputs.get(one.sha256)
+        if ids is None or len(ids) < c:
+            continue
+        owner = owners.setdefault(tuple(ids[:c]), (one.case, one.role))
+        if owner != (one.case, one.role):
+            message = f"{one.role} of {one.case} and {owner[1]} of {owner[0]} agree in their first {c} tokens"
+            yield fail("shared_checkpoint", f"{message}: one can hit the other's state", Place(case=one.case))
+
+
+def _analyzer(history: History, running: Running) -> Iterator[Finding]:
+    pin = history.plan.analyzer
+    if pin.id != running.id:
+        yield unknown("other_analyzer", f"the plan is decided by {pin.id}, not by {running.id}")
+    elif pin.source_sha256 is None:
+        yield unknown("not_frozen", "the plan was not frozen: it pins no analyzer source")
+    elif pin.source_sha256 != running.source_sha256:
+        message = (
+            f"frozen under another analyzer source ({pin.source_sha256[:12]}, running {running.source_sha256[:12]})"
+        )
+        yield unknown("other_analyzer_source", message)
+
+
+def _arms(history: History) -> Iterator[Finding]:
+    """Engines ran at the resolved C; arms are live or imported as the attempt says."""
+    attempt, c = history.attempt, history.resolved.checkpoint_interval
+    imports = {CONTROL: attempt.control_seal_sha256, REFERENCE: attempt.reference_seal_sha256}
+    expected = [*attempt.arms, *(name for name, seal in imports.items() if seal)]
+    for name in dict.fromkeys(expected):
+        if name not in history.arms:
+            yield unknown("missing_arm", f"the attempt names arm {name}; it is not in the archive", Place(arm=name))
+    for arm in history.arms.values():
+        place = Place(arm=arm.name)
+        for seen in arm.engines:
+            if seen.rec.checkpoint_interval != c:
+                message = f"arm {arm.name} ran at C={seen.rec.checkpoint_interval}, resolved.json says {c}"
+                yield fail("wrong_checkpoint_interval", message, place, [seen.where])
+        if arm.name not in expected:
+            yield fail("unplanned_arm", f"arm {arm.name} is in the archive and not in the attempt", place)
+            continue
+        seal = None if arm.name in attempt.arms else imports[arm.name]
+        if seal and arm.imported_from is None:
+            yield unknown("missing_source", f"arm {arm.name} is imported, and its source's seal is gone", place)
+        elif arm.imported_from != seal:
+            message = f"arm {arm.name} is {_source(arm.imported_from)}, the attempt says {_source(seal)}"
+            yield fail("wrong_import", message, place, [attempt.where])
+
+
+def _source(seal: str | None) -> str:
+    return f"imported from seal {seal[:12]}" if seal else "live"

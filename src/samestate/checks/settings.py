@@ -1,0 +1,72 @@
+"""``settings``: the arms ran the same engine, but for what the plan declares (requirements 2, 108)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from samestate.checks.base import CheckResult, Finding, Place
+from samestate.checks.history import ArmHistory, History
+from samestate.checks.verdicts import conclude, fail
+from samestate.evidence.records import EngineStarted, Scalar
+from samestate.plans.model import ArmPlan
+
+CHECK = "settings"
+
+
+def settings(history: History) -> CheckResult:
+    """Hold every arm's effective settings and versions against those of the first planned arm."""
+    first = history.arm(history.plan.arms[0].name)
+    expected = _effective(first.engine.rec)
+    findings: list[Finding] = []
+    for arm in history.arms.values():
+        findings += _differences(first, arm, expected, history.plan.differing_settings)
+        engine = arm.engine
+        if engine.rec.data_parallel != 1:
+            message = f"arm {arm.name}: {engine.rec.data_parallel} engines (data_parallel), planned 1"
+            findings.append(fail("not_one_engine", message, Place(arm=arm.name), [engine.where]))
+    for planned in history.plan.arms:
+        findings += _connector(history.arm(planned.name), planned)
+    summary = f"{len(expected)} settings and versions alike in {len(history.arms)} arms"
+    if findings:
+        summary = f"{len(findings)} undeclared differences"
+    return conclude(CHECK, findings, unit="settings", examined=len(first.engine.rec.settings), summary=summary)
+
+
+def _effective(engine: EngineStarted) -> dict[str, Scalar]:
+    """Everything that could make two engines compute differently, under dotted names."""
+    shape: dict[str, Scalar] = {
+        "engine": engine.engine,
+        "max_model_len": engine.max_model_len,
+        "tensor_parallel": engine.tensor_parallel,
+        "pipeline_parallel": engine.pipeline_parallel,
+        "data_parallel": engine.data_parallel,
+        "decode_context_parallel": engine.decode_context_parallel,
+        "eos_token_ids": str(sorted(engine.eos_token_ids)),
+    }
+    versions = {f"versions.{name}": version for name, version in engine.versions.items()}
+    return shape | versions | engine.settings
+
+
+def _differences(
+    first: ArmHistory, arm: ArmHistory, expected: dict[str, Scalar], declared: list[str]
+) -> Iterator[Finding]:
+    actual = _effective(arm.engine.rec)
+    for name in sorted(expected.keys() | actual.keys()):
+        if any(name == prefix or name.startswith(f"{prefix}.") for prefix in declared):
+            continue
+        if name not in expected or name not in actual or _differ(expected[name], actual[name]):
+            ours, theirs = (repr(side[name]) if name in side else "absent" for side in (expected, actual))
+            message = f"{name} is {ours} in arm {first.name} and {theirs} in arm {arm.name}"
+            yield fail("setting_differs", message, Place(arm=arm.name), [first.engine.where, arm.engine.where])
+
+
+def _differ(left: Scalar, right: Scalar) -> bool:
+    """1, 1.0 and True are three values."""
+    return type(left) is not type(right) or left != right
+
+
+def _connector(arm: ArmHistory, planned: ArmPlan) -> Iterator[Finding]:
+    has = arm.engine.rec.connector
+    if (has is None) != (planned.connector == "none"):
+        message = f"arm {arm.name}: connector {has or 'none'}, planned {planned.connector}"
+        yield fail("wrong_connector", message, Place(arm=arm.name), [arm.engine.where])

@@ -1,0 +1,78 @@
+"""The table of a run: one row a case, from records alone (requirement 76)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from samestate.checks.base import CheckResult, Verdict
+from samestate.checks.boundary import Reload, reloads
+from samestate.checks.equality import first_difference
+from samestate.checks.history import CANDIDATE, CONTROL, History
+from samestate.checks.transfers import rank_bytes
+from samestate.checks.verdicts import run_verdict
+
+
+class CaseRow(BaseModel):
+    """One case: the candidate's reload against the control's. None: not recorded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    case: str
+    tokens: int
+    """N."""
+    first_difference: int | None
+    """Zero-based index of the first generated token that differs."""
+    equal: bool | None
+    boundary: int | None
+    """B, when every load of every rank reports the same one."""
+    boundary_reported: bool
+    credited: int | None
+    """p: computed tokens credited before the first batch."""
+    scheduled: int | None
+    """Tokens in the first batch."""
+    suffix: int | None
+    """N − B."""
+    rank_bytes: list[int]
+    """Bytes loaded, by rank."""
+    verdict: Verdict
+
+
+def table(history: History, results: Sequence[CheckResult], required: Sequence[str]) -> list[CaseRow]:
+    """A row for every planned case; raises MissingEvidence where not even the cases are known."""
+    return [_row(history, reload, results, required) for reload in reloads(history)]
+
+
+def _row(history: History, reload: Reload, results: Sequence[CheckResult], required: Sequence[str]) -> CaseRow:
+    control = history.arms[CONTROL].output(reload.op) if CONTROL in history.arms else None
+    candidate = history.arm(CANDIDATE).output(reload.op)
+    compared = control is not None and candidate is not None
+    difference = first_difference(control.rec.token_ids, candidate.rec.token_ids) if control and candidate else None
+    boundaries = set(reload.boundaries.values())
+    boundary = boundaries.pop() if len(boundaries) == 1 else None
+    first = reload.first
+    return CaseRow(
+        case=reload.case,
+        tokens=reload.tokens,
+        first_difference=difference,
+        equal=difference is None if compared else None,
+        boundary=boundary,
+        boundary_reported=bool(reload.loads) and None not in reload.boundaries.values(),
+        credited=first.start if first else None,
+        scheduled=first.scheduled if first else None,
+        suffix=reload.tokens - boundary if boundary is not None else None,
+        rank_bytes=list(rank_bytes(reload).values()),
+        verdict=_verdict(reload.case, results, required),
+    )
+
+
+def _verdict(case: str, results: Sequence[CheckResult], required: Sequence[str]) -> Verdict:
+    """What the required checks found in this case alone; findings of the whole run weigh on every case."""
+    narrowed = []
+    for result in results:
+        found = {finding.verdict for finding in result.findings if finding.place.case in (None, case)}
+        worst = next((v for v in (Verdict.FAIL, Verdict.UNKNOWN, Verdict.NOT_EXERCISED) if v in found), Verdict.PASS)
+        decided_elsewhere = result.verdict is not Verdict.PASS and not result.findings
+        narrowed.append(result.model_copy(update={"verdict": result.verdict if decided_elsewhere else worst}))
+    return run_verdict(required, narrowed)

@@ -1,0 +1,27 @@
+"""``samestate check``: judge an archive. Needs neither torch nor vLLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from samestate.cli.judging import exit_code, judge_archive, print_json, print_report
+
+
+@click.command("check")
+@click.argument("archive", type=click.Path(path_type=Path))
+@click.option("--analyzer", metavar="ID", help="Judge with this analyzer instead of the plan's.")
+@click.option("--json", "as_json", is_flag=True, help="Print the judgement as JSON.")
+@click.pass_context
+def check(ctx: click.Context, archive: Path, analyzer: str | None, as_json: bool) -> None:
+    """Judge a sealed ARCHIVE from its records.
+
+    The verdict is kept in the archive's `verdicts` folder where that can be written.
+    """
+    judgement = judge_archive(archive, analyzer)
+    if as_json:
+        print_json(judgement, archive)
+    else:
+        print_report(judgement)
+    ctx.exit(exit_code(judgement.verdict))

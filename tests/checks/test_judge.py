@@ -1,0 +1,144 @@
+"""Whole archives: the study's matrix, the fault tag, imports, damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from samestate.checks import analyzers
+from samestate.checks.analyzers import ANALYZERS, AnalyzerError, judge, source_sha256
+from samestate.checks.base import Verdict
+from samestate.evidence import records as r
+from samestate.evidence.archive import Archive
+from samestate.plans.load import load
+from samestate.plans.operations import boundary
+
+from . import builder as b
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"), [(3583, 1792), (3584, 1792), (3585, 3584), (5375, 3584), (5376, 3584), (5377, 5376)]
+)
+def test_boundary_golden_table(n: int, expected: int) -> None:
+    assert boundary(n, 1792) == expected
+
+
+def test_study_matrix_passes(tmp_path: Path) -> None:
+    judgement = b.build(load("boundary"), 1792, ranks=4).judge(tmp_path / "a")
+    assert judgement.verdict is Verdict.PASS
+    assert b.result(judgement, "paired-equality").summary == "36/36 generations equal"
+    assert b.result(judgement, "reload-equality").summary == "reloads equal to cold: candidate 9/9, control 9/9"
+    assert "45/45 operations, 36/36 generations, 9/9 resets, 27/27 inputs" in b.result(judgement, "coverage").summary
+    assert {row.tokens: (row.boundary, row.credited, row.suffix) for row in judgement.table} == {
+        3583: (1792, 1792, 1791),
+        3584: (1792, 1792, 1792),
+        3585: (3584, 3584, 1),
+        3587: (3584, 3584, 3),
+        3588: (3584, 3584, 4),
+        3589: (3584, 3584, 5),
+        5375: (3584, 3584, 1791),
+        5376: (3584, 3584, 1792),
+        5377: (5376, 5376, 1),
+    }
+    assert all(row.equal and row.first_difference is None and len(row.rank_bytes) == 4 for row in judgement.table)
+    assert "C=1792" in judgement.scope and judgement.plan_sha256 and judgement.plan_sha256[:12] in judgement.scope
+
+
+def test_lookup_over_the_full_prompt_fails_at_the_exact_boundaries(tmp_path: Path) -> None:
+    judgement = b.build(load("boundary"), 1792, fault="full-lookup").judge(tmp_path / "f")
+    assert judgement.verdict is Verdict.FAIL
+    assert b.failing(judgement) == {"paired-equality", "reload-equality", "boundary"}
+    assert b.result(judgement, "paired-equality").summary == "34/36 generations equal"
+    assert b.result(judgement, "reload-equality").summary == "reloads equal to cold: candidate 7/9, control 9/9"
+    wrong = {row.tokens: row for row in judgement.table if row.verdict is not Verdict.PASS}
+    assert sorted(wrong) == [3584, 5376]
+    for n, row in wrong.items():
+        assert (row.boundary, row.credited, row.scheduled, row.suffix) == (n, n - 1, 1, 0)
+        assert (row.verdict, row.first_difference, row.equal) == (Verdict.FAIL, 0, False)
+    first, second = b.result(judgement, "boundary").findings
+    assert (first.code, second.code) == ("retained_lookup_boundary",) * 2
+    assert "checkpoint of [0, 3584) restored, 3583 tokens credited, 1 scheduled" in first.message
+    assert (first.place.case, first.place.op, first.place.boundary) == ("N3584", "N3584.reload", 3584)
+    assert any(where.startswith("arms/candidate/worker-0.jsonl:") for where in first.evidence)
+    assert any(where.startswith("arms/candidate/scheduler.jsonl:") for where in first.evidence)
+
+
+def test_the_fault_tag_is_shown_and_never_judged_by(tmp_path: Path) -> None:
+    tagged, plain = b.build(fault="full-lookup"), b.build(fault="full-lookup")
+    plain.attempts[0] = msgspec.structs.replace(plain.attempts[0], fault=None)
+    tagged.scheduler().append(r.FaultArmed(fault="full-lookup", parameters={}))
+    plain.scheduler().append(r.FaultArmed(fault="other", parameters={"x": 1}))
+    one, other = tagged.judge(tmp_path / "tagged"), plain.judge(tmp_path / "plain")
+    assert (one.fault, other.fault) == ("full-lookup", None)
+    assert (one.verdict, one.results, one.table) == (other.verdict, other.results, other.table)
+
+
+def test_no_check_reads_the_fault() -> None:
+    folder = Path(analyzers.__file__).parent
+    readers = {path.name for path in folder.glob("*.py") if ".fault" in path.read_text(encoding="utf-8")}
+    assert readers == {"analyzers.py", "history.py"}
+
+
+def test_an_imported_control_is_no_new_run_of_two_arms(tmp_path: Path) -> None:
+    control = b.build().write(tmp_path / "c")
+    run = b.imported(b.build(arms=("candidate",)), control=control)
+    judgement = run.judge(tmp_path / "a")
+    assert (judgement.verdict, judgement.comparison_kind) == (Verdict.PASS, "candidate_vs_archived")
+    assert any((control.seal_sha256 or "?")[:12] in line for line in judgement.limitations)
+
+
+def test_live_arms_are_a_paired_run(tmp_path: Path) -> None:
+    judgement = b.build().judge(tmp_path / "a")
+    assert (judgement.verdict, judgement.comparison_kind) == (Verdict.PASS, "paired_live")
+    assert not any("recorded earlier" in line for line in judgement.limitations)
+
+
+def test_an_archive_without_plan_is_unknown(tmp_path: Path) -> None:
+    archive = b.build().write(tmp_path / "a")
+    (archive.root / "plan.json").unlink()
+    judgement = judge(Archive.open(archive.root))
+    assert judgement.verdict is Verdict.UNKNOWN
+    assert judgement.table == [] and judgement.not_shown == []
+    assert not any(one.verdict is Verdict.PASS for one in judgement.results if one.check in judgement.required)
+
+
+@pytest.mark.parametrize("damage", ["{}", "[", '{"format": 1}'])
+def test_an_unreadable_plan_is_unknown(tmp_path: Path, damage: str) -> None:
+    archive = b.build().write(tmp_path / "a")
+    (archive.root / "plan.json").write_text(damage)
+    assert judge(Archive.open(archive.root)).verdict is Verdict.UNKNOWN
+
+
+def test_an_unknown_analyzer_is_refused(tmp_path: Path) -> None:
+    archive = b.build().write(tmp_path / "a")
+    with pytest.raises(AnalyzerError, match=r"no analyzer 'nosuch'.*boundary-v1"):
+        judge(archive, "nosuch")
+    with pytest.raises(AnalyzerError):
+        source_sha256("nosuch")
+
+
+def test_without_a_required_check_no_run_passes(tmp_path: Path) -> None:
+    plan = b.small_plan().model_copy(update={"required_checks": ["nosuch"]})
+    judgement = b.build(plan).judge(tmp_path / "a")
+    assert judgement.required == ["integrity", "coverage", "plan-identity", "nosuch"]
+    assert judgement.verdict is Verdict.UNKNOWN
+
+
+def test_the_shipped_plan_requires_only_checks_that_exist() -> None:
+    assert set(load("boundary").required_checks) <= set(ANALYZERS["boundary-v1"].checks)
+
+
+@pytest.mark.parametrize("process", [("control", "client"), ("candidate", "client"), ("candidate", "scheduler")])
+def test_no_archive_passes_without_any_one_of_its_lines(tmp_path: Path, process: tuple[str, str]) -> None:
+    """Even with a fresh seal over it: a record that is not there is never taken for granted."""
+    plan = b.small_plan().model_copy(update={"lengths": ["2C"], "output_tokens": 6})
+    kept = len(b.build(plan).streams[process])
+    passed = []
+    for index in range(kept):
+        run = b.build(plan)
+        gone = run.streams[process].pop(index)
+        if run.judge(tmp_path / str(index)).verdict is Verdict.PASS:
+            passed.append(type(gone))
+    assert set(passed) <= {r.EngineStopped, r.Lookup}

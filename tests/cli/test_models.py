@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from samestate.models import catalogue
+
+Command = Callable[..., Result]
+
+
+def test_list(samestate: Command) -> None:
+    assert "qwen3-next-tiny" in samestate("models", "list").stdout.splitlines()
+    assert "qwen3-next-tiny" in json.loads(samestate("models", "list", "--json").stdout)
+
+
+def test_an_unknown_model_is_one_line(samestate: Command, tmp_path: Path) -> None:
+    result = samestate("models", "build", "qwen3-tiny", tmp_path / "m")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("samestate: no model 'qwen3-tiny'; did you mean 'qwen3-next-tiny'?; known: ")
+
+
+def test_build_prints_the_identity(samestate: Command, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "ensure", lambda name, folder: folder)
+    identity = catalogue.identity(checkpoint)
+    assert identity.sha256 in samestate("models", "build", "qwen3-next-tiny", checkpoint).stdout
+    shown = json.loads(samestate("models", "build", "qwen3-next-tiny", checkpoint, "--json").stdout)
+    assert (shown["sha256"], shown["folder"]) == (identity.sha256, str(checkpoint))
+
+
+def test_a_failed_build_is_one_line(samestate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ensure(name: str, folder: Path) -> Path:
+        raise catalogue.ModelError("torch is missing; install an extra")
+
+    monkeypatch.setattr(catalogue, "ensure", ensure)
+    result = samestate("models", "build", "qwen3-next-tiny", tmp_path / "m")
+    assert (result.exit_code, result.stderr) == (2, "samestate: torch is missing; install an extra\n")

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from samestate.plans.load import load, plan_sha256
+
+Command = Callable[..., Result]
+
+
+def test_list(samestate: Command) -> None:
+    assert samestate("plan", "list").stdout.startswith("boundary  Nine prompt lengths")
+    assert [plan["name"] for plan in json.loads(samestate("plan", "list", "--json").stdout)] == ["boundary"]
+
+
+def test_show_says_what_a_plan_takes(samestate: Command) -> None:
+    shown = samestate("plan", "show", "boundary").stdout
+    for fact in ("engine starts    2 ", "45 an arm: 36 generations, 9 resets", "2,304 an arm", "27 distinct", "5377"):
+        assert fact in shown
+    facts = json.loads(samestate("plan", "show", "boundary", "--json").stdout)
+    assert facts["workload"]["engine_starts"] == 2
+    assert facts["plan"]["analyzer"]["source_sha256"] is not None
+
+
+def test_a_lock_is_the_plan_that_was_shown(samestate: Command, tmp_path: Path) -> None:
+    lock = tmp_path / "b.lock"
+    frozen = samestate("plan", "freeze", "boundary", "--out", lock)
+    shown = json.loads(samestate("plan", "show", lock, "--json").stdout)
+    assert frozen.exit_code == 0
+    assert plan_sha256(load(str(lock))) == shown["plan_sha256"]
+    assert shown["plan_sha256"] in frozen.stdout
+    assert samestate("plan", "freeze", "boundary", "--out", lock).exit_code == 0
+    lock.write_text("mine")
+    refused = samestate("plan", "freeze", "boundary", "--out", lock)
+    assert (refused.exit_code, lock.read_text()) == (2, "mine")
+    assert "exists and holds something else; name another file" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "- coverage",
+            "- coverag",
+            "required_checks[1]: no check 'coverag'; did you mean 'coverage'?; known: integrity",
+        ),
+        ("boundary-v1", "boundary-v9", "analyzer.id: no analyzer 'boundary-v9'; did you mean 'boundary-v1'?"),
+        ("template: password-retrieval-zh", "template: x", "template: no template 'x'; known: "),
+        ("model: qwen3-next-tiny", "model: x", "engine.model: no model 'x'; known: "),
+    ],
+)
+def test_names_that_mean_nothing(samestate: Command, tmp_path: Path, old: str, new: str, message: str) -> None:
+    shipped = Path(load.__code__.co_filename).parent / "shipped" / "boundary.yaml"
+    path = tmp_path / "mine.yaml"
+    path.write_text(shipped.read_text().replace(old, new, 1))
+    result = samestate("plan", "show", path)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"samestate: {message}")
+    assert len(result.stderr.splitlines()) == 1

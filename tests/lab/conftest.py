@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samestate.checks.analyzers import source_sha256
+from samestate.engines.sim import SimEngine
+from samestate.lab.run import RunRequest
+from samestate.plans.load import freeze, load
+from samestate.plans.model import Plan
+
+
+@pytest.fixture
+def boundary() -> Plan:
+    return freeze(load("boundary"), source_sha256("boundary-v1"))
+
+
+@pytest.fixture
+def small(boundary: Plan) -> Plan:
+    """Three lengths at C=16: 15 operations an arm, 4 tokens each."""
+    engine = boundary.engine.model_copy(update={"settings": {"block_size": 16, "max_model_len": 2048}})
+    update = {"engine": engine, "lengths": ["60C-1", "60C", "60C+1"], "output_tokens": 4}
+    return boundary.model_copy(update=update)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def request_for(model: Path, tmp_path: Path) -> Callable[..., RunRequest]:
+    def request(plan: Plan, out: str = "archive", **overrides: Any) -> RunRequest:
+        fields: dict[str, Any] = {
+            "plan": plan,
+            "model": model,
+            "out": tmp_path / out,
+            "make_engine": SimEngine,
+            "fault": None,
+            "control": None,
+            "reference": None,
+            "serve_args": plan.engine.serve_args,
+        }
+        return RunRequest(**{**fields, **overrides})
+
+    return request

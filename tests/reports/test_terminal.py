@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from samestate.checks.analyzers import Judgement
+from samestate.checks.base import CheckResult, Finding, Place, Verdict
+from samestate.checks.table import CaseRow
+from samestate.reports.terminal import WIDTH, print_judgement
+
+
+def row(tokens: int, **changes: Any) -> CaseRow:
+    boundary = 1792 * ((tokens - 1) // 1792)
+    fields: dict[str, Any] = {
+        "case": f"N{tokens}",
+        "tokens": tokens,
+        "first_difference": None,
+        "equal": True,
+        "boundary": boundary,
+        "boundary_reported": True,
+        "credited": boundary,
+        "scheduled": tokens - boundary,
+        "suffix": tokens - boundary,
+        "rank_bytes": [54_809_600] * 4,
+        "verdict": Verdict.PASS,
+    }
+    return CaseRow(**(fields | changes))
+
+
+def judgement(**changes: Any) -> Judgement:
+    fields: dict[str, Any] = {
+        "analyzer": "boundary-v1",
+        "analyzer_sha256": "ab" * 32,
+        "seal_sha256": "cd" * 32,
+        "plan_sha256": "ef" * 32,
+        "fault": None,
+        "comparison_kind": "paired_live",
+        "verdict": Verdict.PASS,
+        "results": [
+            CheckResult(
+                check="coverage", verdict=Verdict.PASS, summary="90/90 operations", unit="operations", examined=90
+            ),
+            CheckResult(check="extra", verdict=Verdict.NOT_EXERCISED, summary="no salt", unit="records", examined=0),
+        ],
+        "required": ["coverage"],
+        "table": [row(3583), row(3584)],
+        "scope": "Holds for this plan. (plan efefefefefef)",
+        "not_shown": ["No performance was measured."],
+        "limitations": [],
+    }
+    return Judgement(**(fields | changes))
+
+
+def faulty() -> Judgement:
+    findings = [
+        Finding(
+            code="retained_lookup_boundary",
+            verdict=Verdict.FAIL,
+            message=f"N3584.reload: rank {rank} restored [0, 3584), p=3583; expected B=p=1792",
+            place=Place(rank=rank),
+            evidence=["arms/candidate/worker-0.jsonl:17", "arms/candidate/scheduler.jsonl:4"],
+        )
+        for rank in range(4)
+    ]
+    boundary = CheckResult(
+        check="boundary", verdict=Verdict.FAIL, summary="8/9 reloads", unit="reloads", examined=9, findings=findings
+    )
+    wrong = row(
+        3584,
+        first_difference=0,
+        equal=False,
+        boundary=3584,
+        credited=3583,
+        scheduled=1,
+        suffix=0,
+        rank_bytes=[69_625_856] * 4,
+        verdict=Verdict.FAIL,
+    )
+    return judgement(
+        fault="full-lookup",
+        comparison_kind="candidate_vs_archived",
+        verdict=Verdict.FAIL,
+        results=[boundary],
+        required=["boundary", "transfers"],
+        table=[row(3583), wrong],
+    )
+
+
+def rendered(shown: Judgement) -> str:
+    file = StringIO()
+    print_judgement(shown, Console(file=file, width=WIDTH, highlight=False))
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert max(map(len, lines)) <= WIDTH
+    return "\n".join(lines)
+
+
+PASSING = """\
+    N   first difference       B       p   scheduled   suffix   bytes per rank   verdict
+────────────────────────────────────────────────────────────────────────────────────────
+3,583                  –   1,792   1,792       1,791    1,791    54,809,600 ×4   pass
+3,584                  –   1,792   1,792       1,792    1,792    54,809,600 ×4   pass
+  N prompt tokens · B restored prefix · p tokens credited · scheduled in the first batch after
+  the reload · suffix N-B · first difference: index of the token, – when all are equal
+
+check      verdict         summary            unit
+────────────────────────────────────────────────────────
+coverage   pass            90/90 operations   operations
+(extra)    not exercised   no salt            records
+  (in parentheses: not required)
+
+verdict pass: all required checks pass
+  Holds for this plan. (plan efefefefefef)
+  compared: control and candidate, both live
+  seal cdcdcdcdcdcd · analyzer boundary-v1 abababababab
+
+not shown
+  - No performance was measured.
+"""
+
+FAILING = """\
+fault injected: full-lookup. Not a normal run.
+
+    N   first difference       B       p   scheduled   suffix   bytes per rank   verdict
+────────────────────────────────────────────────────────────────────────────────────────
+3,583                  –   1,792   1,792       1,791    1,791    54,809,600 ×4   pass
+3,584                  0   3,584   3,583           1        0    69,625,856 ×4   fail
+  N prompt tokens · B restored prefix · p tokens credited · scheduled in the first batch after
+  the reload · suffix N-B · first difference: index of the token, – when all are equal
+
+check      verdict   summary       unit
+──────────────────────────────────────────
+boundary   fail      8/9 reloads   reloads
+
+  boundary: fail
+    - N3584.reload: rank 0 restored [0, 3584), p=3583; expected B=p=1792
+      [retained_lookup_boundary at arms/candidate/worker-0.jsonl:17]
+    - N3584.reload: rank 1 restored [0, 3584), p=3583; expected B=p=1792
+      [retained_lookup_boundary at arms/candidate/worker-0.jsonl:17]
+    - N3584.reload: rank 2 restored [0, 3584), p=3583; expected B=p=1792
+      [retained_lookup_boundary at arms/candidate/worker-0.jsonl:17]
+    - 1 more; --json lists them all
+
+verdict fail: boundary (fail), transfers (unknown)
+  Holds for this plan. (plan efefefefefef)
+  compared: a live candidate against an archived control
+  seal cdcdcdcdcdcd · analyzer boundary-v1 abababababab
+
+not shown
+  - No performance was measured.
+"""
+
+
+def test_a_pass() -> None:
+    assert rendered(judgement()) == PASSING.rstrip("\n")
+
+
+def test_a_faulty_run() -> None:
+    assert rendered(faulty()) == FAILING.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [
+        ({"equal": None}, "3,584  ?"),
+        ({"first_difference": 12, "equal": False}, "3,584  12"),
+        ({"boundary": None, "boundary_reported": False}, "3,584  –  not reported"),
+        ({"boundary": None, "boundary_reported": False, "rank_bytes": []}, "3,584  –  no load"),
+        ({"boundary": None}, "3,584  –  ranks differ"),
+        ({"credited": None, "scheduled": None, "suffix": None}, "3,584  –  1,792  ?  ?  ?"),
+        ({"rank_bytes": [5]}, "1,792  5  pass"),
+        ({"rank_bytes": [5, 6]}, "1,792  5 / 6  pass"),
+        ({"rank_bytes": []}, "1,792  ?  pass"),
+        ({"verdict": Verdict.NOT_EXERCISED}, "54,809,600 ×4  not exercised"),
+    ],
+)
+def test_a_cell_says_what_is_known(changes: dict[str, Any], seen: str) -> None:
+    line = next(line for line in rendered(judgement(table=[row(3584, **changes)])).splitlines() if "3,584" in line)
+    assert seen in "  ".join(cell.strip() for cell in line.split("  ") if cell.strip())
+
+
+def test_without_cases_there_is_no_table_of_them() -> None:
+    assert "first difference" not in rendered(judgement(table=[]))
+
+
+def test_without_a_seal_it_says_so() -> None:
+    assert "seal none · analyzer boundary-v1 abababababab" in rendered(judgement(seal_sha256=None))
+
+
+def test_markup_in_messages_is_text() -> None:
+    result = CheckResult(check="[red]", verdict=Verdict.PASS, summary="[0, 1792) [bold]", unit="[x]", examined=1)
+    text = rendered(judgement(results=[result]))
+    assert "[red]" in text
+    assert "[0, 1792) [bold]" in text
