@@ -55,6 +55,8 @@ def explain(error: Exception) -> Failure:
     match error:
         case PlanError() | ArchiveError() | ModelError() | AnalyzerError():
             return Failure(str(error))
+        case BrokenPipeError():
+            return Failure("the reader of the output left early")
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return Failure(f"no space left{_on(error)}; free some and run again")
         case OSError() if error.strerror:

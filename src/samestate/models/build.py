@@ -31,7 +31,7 @@ from math import prod, sqrt
 from pathlib import Path
 from typing import NamedTuple
 
-from samestate.models.tokenizer import readable_ids, tokenizer_files
+from samestate.models.tokenizer import DIGIT_IDS, readable_ids, tokenizer_files
 
 NAMES = ("qwen3-next-tiny",)
 
@@ -45,6 +45,8 @@ CONVOLUTION = 0.5
 GATE = 1.5
 FAINT_WRITE = -1.0
 """Weight of the bias channel in the write strength of the heads that remember."""
+DIGIT_WRITE = 0.7
+"""Weight of the digit channel there: digits are written less faintly than the rest."""
 SLOW_DECAY = (-8.5, 0.5)
 """Mean and spread of the natural logarithm of the decay rate per token."""
 
@@ -123,9 +125,9 @@ def _weights(config: dict[str, int], stream: str) -> Iterator[Weight]:
         return drawn(name, rows, columns, std=gain / sqrt(columns))
 
     def write_back(name: str, columns: int) -> Weight:
-        """A projection into the residual stream, which leaves the bias channel alone."""
+        """A projection into the residual stream, which leaves the two set channels alone."""
         weight = linear(name, hidden, columns, WRITE_BACK)
-        weight.values[:columns] = array("H", bytes(2 * columns))
+        weight.values[: 2 * columns] = array("H", bytes(4 * columns))
         return weight
 
     def mlp(name: str, size: int) -> Iterator[Weight]:
@@ -141,7 +143,8 @@ def _weights(config: dict[str, int], stream: str) -> Iterator[Weight]:
         # One key head a value head: the rows alternate write strength and decay, head by head.
         gates = linear(f"{name}.in_proj_ba.weight", 2 * heads, hidden, GATE)
         for head in range(0, heads, 2):
-            gates.values[2 * head * hidden] = _bfloat16(FAINT_WRITE)
+            first = 2 * head * hidden
+            gates.values[first : first + 2] = array("H", map(_bfloat16, (FAINT_WRITE, DIGIT_WRITE)))
         yield gates
         yield drawn(f"{name}.conv1d.weight", 2 * keys + values, 1, config["linear_conv_kernel_dim"], std=CONVOLUTION)
         mean, spread = SLOW_DECAY
@@ -162,6 +165,7 @@ def _weights(config: dict[str, int], stream: str) -> Iterator[Weight]:
 
     embedding = drawn("model.embed_tokens.weight", vocabulary, hidden, std=EMBEDDING)
     embedding.values[::hidden] = array("H", [_bfloat16(BIAS_CHANNEL)]) * vocabulary
+    embedding.values[1::hidden] = array("H", (_bfloat16(BIAS_CHANNEL * (id_ in DIGIT_IDS)) for id_ in range(vocabulary)))
     yield embedding
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}"

@@ -14,11 +14,12 @@ PAD, END_OF_TURN = "<|endoftext|>", "<|im_end|>"
 FIRST_BYTE = len(SPECIALS)
 FIRST_PAIR = FIRST_BYTE + 256
 VOCAB_SIZE = 512
+DIGIT_IDS = range(FIRST_BYTE + 0x30, FIRST_BYTE + 0x3A)
 
 _FREQUENT = "etaoinshrdlucmfwypvbg"
 
 
-def readable_ids() -> range | list[int]:
+def readable_ids() -> list[int]:
     """Ids whose text is printable ASCII, blank or newline: any sequence of them is valid UTF-8."""
     single = [FIRST_BYTE + byte for byte in (0x0A, *range(0x20, 0x7F))]
     return single + list(range(FIRST_PAIR, VOCAB_SIZE))

@@ -1,0 +1,91 @@
+"""The tiny models by name, the hashes of their files, and where they lie.
+
+A model is built once, in a child process, into the user's cache folder
+(``$SAMESTATE_CACHE``, else ``$XDG_CACHE_HOME/samestate``, else ``~/.cache/samestate``),
+and held against its pinned hashes each time it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from samestate.evidence.canonical import file_sha256, sha256_hex
+from samestate.plans.model import ModelIdentity
+
+PINS: dict[str, dict[str, str]] = {
+    "qwen3-next-tiny": {},
+}
+"""SHA-256 of every file of a model built with seed 0."""
+
+
+class ModelError(Exception):
+    """A model is unknown, cannot be built, or is not the model it should be; one line that says what to do."""
+
+
+def names() -> list[str]:
+    """Every model that can be built."""
+    return sorted(PINS)
+
+
+def identity(folder: Path) -> ModelIdentity:
+    """This checkpoint: the SHA-256 of every regular file below `folder`, hidden ones left out.
+
+    The name is the catalogue's where the hashes are its own, else the folder's. Raises `ModelError`.
+    """
+    try:
+        files = {
+            path.relative_to(folder).as_posix(): file_sha256(path)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        }
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {error.strerror}") from None
+    if "config.json" not in files:
+        raise ModelError(f"{folder} is not a model folder: it has no config.json")
+    name = next((name for name, pins in PINS.items() if pins == files), folder.resolve().name)
+    return ModelIdentity(name=name, files=files, sha256=_combined(files))
+
+
+def ensure(name: str, folder: Path | None = None) -> Path:
+    """The folder that holds model `name`, built first where it is absent. Raises `ModelError`."""
+    if name not in PINS:
+        raise ModelError(f"no model is called {name!r}: choose one of {', '.join(names())}")
+    if folder is None:
+        folder = _cache_root() / f"{name}-{_combined(PINS[name])[:12]}"
+    if not folder.is_dir() or not any(folder.iterdir()):
+        _build(name, folder)
+    _hold_against_pins(name, folder)
+    return folder
+
+
+def _build(name: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "samestate.models.build", name, str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Another process may have finished the same folder meanwhile: then the pins decide.
+    if result.returncode != 0 and not (folder / "config.json").is_file():
+        last = (result.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ModelError(f"model {name} could not be built: {last.removeprefix('error: ')}")
+
+
+def _hold_against_pins(name: str, folder: Path) -> None:
+    pins, found = PINS[name], identity(folder).files
+    wrong = sorted(file for file in pins.keys() | found.keys() if pins.get(file) != found.get(file))
+    if wrong:
+        raise ModelError(
+            f"{folder} is not {name}: {', '.join(wrong)} missing, added or with another SHA-256 than the pinned one; "
+            "remove the folder and build it again"
+        )
+
+
+def _cache_root() -> Path:
+    if own := os.environ.get("SAMESTATE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samestate"
+
+
+def _combined(files: dict[str, str]) -> str:
+    """SHA-256 of the sorted ``<sha256>  <name>`` lines."""
+    return sha256_hex("".join(sorted(f"{digest}  {file}\n" for file, digest in files.items())).encode())

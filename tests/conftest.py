@@ -1,0 +1,71 @@
+"""Engines that several tests share: each real engine start costs half a minute, so there are few."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from samestate.checks.analyzers import source_sha256
+from samestate.engines.vllm import VllmEngine, available
+from samestate.lab.run import RunRequest, run_plan
+from samestate.models.catalogue import ensure
+from samestate.plans.load import freeze, load
+from samestate.plans.model import Plan
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if available():
+        return
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.skip(reason="vLLM is not installed"))
+
+
+class Silent:
+    """A progress that nobody watches."""
+
+    def stage(self, name: str) -> None:
+        pass
+
+    def operation(self, arm: str, done: int, total: int, op: str) -> None:
+        pass
+
+
+def boundary_plan() -> Plan:
+    """The shipped `boundary` plan, frozen under the analyzer that is running."""
+    plan = load("boundary")
+    return freeze(plan, source_sha256(plan.analyzer.id))
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    """The shipped tiny hybrid checkpoint."""
+    return ensure("qwen3-next-tiny")
+
+
+def _run(out: Path, model: Path, **options: object) -> Path:
+    plan = boundary_plan()
+    request = RunRequest(
+        plan=plan,
+        model=model,
+        out=out,
+        make_engine=VllmEngine,
+        serve_args=plan.engine.serve_args,
+        **{"fault": None, "control": None, "reference": None, **options},  # type: ignore[arg-type]
+    )
+    return run_plan(request, Silent()).archive
+
+
+@pytest.fixture(scope="session")
+def clean_archive(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """The boundary plan on real vLLM, both arms, no fault: two engine starts."""
+    return _run(tmp_path_factory.mktemp("boundary") / "clean", tiny_model)
+
+
+@pytest.fixture(scope="session")
+def faulted_archive(clean_archive: Path, tiny_model: Path) -> Path:
+    """The same with the full-lookup fault, against the clean run's sealed control: one start more."""
+    return _run(clean_archive.parent / "full-lookup", tiny_model, fault="full-lookup", control=clean_archive)
+
+
