@@ -67,5 +67,3 @@ def clean_archive(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) ->
 def faulted_archive(clean_archive: Path, tiny_model: Path) -> Path:
     """The same with the full-lookup fault, against the clean run's sealed control: one start more."""
     return _run(clean_archive.parent / "full-lookup", tiny_model, fault="full-lookup", control=clean_archive)
-
-

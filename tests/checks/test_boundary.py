@@ -161,3 +161,13 @@ def test_a_first_batch_that_one_source_did_not_record_is_unknown(tmp_path: Path,
     ]
     finding = b.only(run.judge(tmp_path / "a"), CHECK)
     assert (finding.code, finding.verdict) == ("missing_batches", Verdict.UNKNOWN)
+
+
+def test_a_connector_without_adapter_is_not_reported_rather_than_a_miss(tmp_path: Path) -> None:
+    run = b.build()
+    b.edit(run.worker(), r.RankRegistered, {"transfer_groups": []})
+    for kind in (r.LoadSubmitted, r.LoadCompleted, r.SaveSubmitted, r.SaveCompleted):
+        run.worker()[:] = [rec for rec in run.worker() if not isinstance(rec, kind)]
+    judgement = run.judge(tmp_path / "a")
+    assert judgement.verdict is Verdict.UNKNOWN
+    assert set(b.codes(judgement, CHECK)) == {"not_reported"}

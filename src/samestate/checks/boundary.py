@@ -110,6 +110,10 @@ def _reload(arm: ArmHistory, reload: Reload, ranks: set[int], c: int) -> Iterato
     if reload.first.shape != reload.connector[0].shape:
         message = f"{reload.op}: scheduler and connector record different first batches"
         yield fail("sources_disagree", message, reload.place, reload.evidence)
+    if not reload.loads and not any(registered.rec.transfer_groups for registered in arm.ranks.values()):
+        message = f"{reload.op}: the connector has no adapter, so which prefix its loads restore is not reported"
+        yield unknown("not_reported", message, reload.place, reload.evidence)
+        return
     if not reload.loads:
         message = f"{reload.op}: nothing was loaded, {reload.first.start} tokens credited"
         yield unknown("no_external_hit", message, reload.place, reload.evidence)

@@ -165,7 +165,9 @@ def _weights(config: dict[str, int], stream: str) -> Iterator[Weight]:
 
     embedding = drawn("model.embed_tokens.weight", vocabulary, hidden, std=EMBEDDING)
     embedding.values[::hidden] = array("H", [_bfloat16(BIAS_CHANNEL)]) * vocabulary
-    embedding.values[1::hidden] = array("H", (_bfloat16(BIAS_CHANNEL * (id_ in DIGIT_IDS)) for id_ in range(vocabulary)))
+    embedding.values[1::hidden] = array(
+        "H", (_bfloat16(BIAS_CHANNEL * (id_ in DIGIT_IDS)) for id_ in range(vocabulary))
+    )
     yield embedding
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}"

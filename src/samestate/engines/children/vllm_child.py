@@ -186,19 +186,17 @@ class Child:
         namespace = parser.parse_args(["--model", command.model, *command.serve_args])
         args = EngineArgs.from_cli_args(namespace)
         args.disable_log_stats = False
-        inner, args.kv_transfer_config = args.kv_transfer_config, None
         if command.connector == "none":
             return args
-        if inner is None:
-            inner = KVTransferConfig(
-                kv_connector="OffloadingConnector",
-                kv_role="kv_both",
-                kv_connector_extra_config={
-                    "spec_name": "HostOffloadingSpec",
-                    "spec_module_path": "samestate.cache.spec",
-                    "cpu_bytes_to_use": command.external_cache_bytes,
-                },
-            )
+        inner = KVTransferConfig(
+            kv_connector="OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={
+                "spec_name": "HostOffloadingSpec",
+                "spec_module_path": "samestate.cache.spec",
+                "cpu_bytes_to_use": command.external_cache_bytes,
+            },
+        )
         args.kv_transfer_config = inner if command.audit_level == "off" else _audited(inner, command)
         return args
 
@@ -232,7 +230,6 @@ def _audited(inner: KVTransferConfig, command: Start) -> KVTransferConfig:
             "connectors": [
                 {
                     "kv_connector": inner.kv_connector,
-                    "kv_connector_module_path": inner.kv_connector_module_path,
                     "kv_role": inner.kv_role,
                     "kv_load_failure_policy": inner.kv_load_failure_policy,
                     "kv_connector_extra_config": inner.kv_connector_extra_config,
