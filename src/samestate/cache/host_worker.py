@@ -36,6 +36,18 @@ class PageCopies(NamedTuple):
     page_bytes: int
 
 
+class TierPage(NamedTuple):
+    """One page of a job on the tier's side, for those who watch."""
+
+    group: int
+    ref: int
+    """Position of the entry in its group's references."""
+    position: int
+    """Position of the block in the job's part of the group."""
+    page: torch.Tensor
+    """uint8, the page's effective bytes, a view of the tier."""
+
+
 class HostWorker(OffloadingWorker):
     """Moves pages between vLLM's cache and a tier in host memory.
 
@@ -81,6 +93,22 @@ class HostWorker(OffloadingWorker):
     def shutdown(self) -> None:
         self._copier.shutdown(wait=True)
         self._running.clear()
+
+    def tier_pages(self, device: GPULoadStoreSpec, tier: BlockIDsLoadStoreSpec) -> Iterator[TierPage]:
+        """Where a job's pages lie in the tier. A view: valid as long as the tier keeps these chunks."""
+        start = 0
+        for group, (refs, size, first) in enumerate(
+            zip(self._refs, device.group_sizes, device.block_indices, strict=True)
+        ):
+            skip = first % self._blocks_per_chunk
+            for position in range(size):
+                chunk, inside = divmod(skip + position, self._blocks_per_chunk)
+                row = int(tier.block_ids[start + chunk])
+                for index, ref in enumerate(refs):
+                    whole = self._tier[ref.tensor_idx][row].view(torch.uint8)
+                    begin = inside * (whole.numel() // self._blocks_per_chunk)
+                    yield TierPage(group, index, position, whole[begin : begin + ref.page_size_bytes])
+            start += cdiv(size + skip, self._blocks_per_chunk) if size else 0
 
     def _submit(self, job_id: int, device: GPULoadStoreSpec, tier: LoadStoreSpec, to_device: bool) -> bool:
         assert isinstance(tier, BlockIDsLoadStoreSpec)

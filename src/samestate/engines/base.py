@@ -41,7 +41,10 @@ class EngineSpec(NamedTuple):
     external_cache_bytes: int
     audit_level: str
     """``metadata``, or ``off`` (an arm without connector has no audit)."""
+    save_delay_ms: int
+    """Completions of saves are held back this long."""
     fault: str | None
+    """Armed when the engine starts."""
     stream_dir: Path
     """Where the engine's processes append their streams."""
     log_path: Path
@@ -111,6 +114,10 @@ class Engine(ABC):
     @abstractmethod
     def counters(self) -> CounterValues:
         """Read the counters named in `samestate.evidence.records.COUNTERS`."""
+
+    def arm_fault(self, name: str | None) -> None:
+        """Arm a fault in the running engine; None disarms. Raises `EngineError` where that cannot be done."""
+        raise EngineError(f"this engine cannot arm faults while it runs: {name}")
 
     @abstractmethod
     def close(self) -> None:

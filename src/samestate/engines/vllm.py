@@ -18,6 +18,8 @@ from typing_extensions import override
 from samestate.engines.base import CounterValues, Engine, EngineError, EngineSpec, Generation, ResetResult
 from samestate.engines.children.protocol import (
     AnyReply,
+    Arm,
+    Armed,
     Close,
     Command,
     Count,
@@ -101,6 +103,7 @@ class VllmEngine(Engine):
             connector=spec.connector,
             external_cache_bytes=spec.external_cache_bytes,
             audit_level=spec.audit_level,
+            save_delay_ms=spec.save_delay_ms,
             fault=spec.fault,
             stream_dir=str(spec.stream_dir),
         )
@@ -133,6 +136,10 @@ class VllmEngine(Engine):
     def counters(self) -> CounterValues:
         reply = self._ask(Count(), Counted)
         return CounterValues(reply.values, reply.missing)
+
+    @override
+    def arm_fault(self, name: str | None) -> None:
+        self._ask(Arm(fault=name), Armed)
 
     @override
     def close(self) -> None:

@@ -178,6 +178,33 @@ class TransferGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tokens_per_block: Positive
 
 
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One state tensor of one layer in a rank's registration (requirements 7-9, 33).
+
+    The page of block ``b`` begins at ``storage_offset + b * block_stride`` bytes into the rank's cache
+    allocation and holds `effective_bytes` that later computation reads.
+    """
+
+    entry: NonNegative
+    """Index in the rank's table."""
+    layer: str
+    engine_group: NonNegative
+    kind: EntryKind
+    logical_dtype: str
+    """What the model computes with, e.g. ``bfloat16``."""
+    transfer_dtype: str
+    """What the connector moves, e.g. ``int8``."""
+    is_byte_view: bool
+    """The connector moves it as bytes, whatever it holds."""
+    shape: list[int]
+    """Of one block, in elements of `logical_dtype`."""
+    storage_offset: NonNegative
+    block_stride: Positive
+    page_bytes: Positive
+    """Bytes from the page's beginning that the layer owns in a block, padding included."""
+    effective_bytes: Positive
+
+
 class RankRegistered(Record, frozen=True, kw_only=True, tag="rank_registered"):
     """A worker's cache registration (requirements 5, 6)."""
 
@@ -187,6 +214,8 @@ class RankRegistered(Record, frozen=True, kw_only=True, tag="rank_registered"):
     engine_groups: list[EngineGroup]
     transfer_groups: list[TransferGroup]
     """Empty when the connector has no adapter: transfers are then ``not_reported``."""
+    entries: list[Entry]
+    """The layout, found from live tensors. Empty at level ``metadata``."""
 
 
 class EngineStopped(Record, frozen=True, kw_only=True, tag="engine_stopped"):
@@ -312,6 +341,29 @@ class BatchScheduled(Record, frozen=True, kw_only=True, tag="batch_scheduled"):
     preempted: list[str]
 
 
+class StateComputed(Record, frozen=True, kw_only=True, tag="state_computed"):
+    """A step will end on a block boundary, so these blocks then hold the state of [0, boundary).
+
+    From the scheduler's own step ends and block tables, never from a connector's label.
+    Steps with draft tokens make no such record.
+    """
+
+    step: NonNegative
+    request: str
+    boundary: Positive
+    blocks: list[list[int]]
+    """``[engine group, block id]`` for every recurrent group."""
+
+
+class BlocksAssigned(Record, frozen=True, kw_only=True, tag="blocks_assigned"):
+    """Blocks went to a request in a step; what they held before is gone (levels above ``metadata``)."""
+
+    step: NonNegative
+    request: str
+    blocks: list[list[int]]
+    """New block ids, per engine group."""
+
+
 class RequestFinished(Record, frozen=True, kw_only=True, tag="request_finished"):
     """The scheduler told the connector that a request is over."""
 
@@ -376,6 +428,80 @@ class SaveWaited(Record, frozen=True, kw_only=True, tag="save_waited"):
 
     rank: NonNegative
     jobs: list[int]
+    waited_ns: NonNegative
+    """How long it blocked."""
+
+
+class PageSide(StrEnum):
+    """Whose bytes were digested."""
+
+    SOURCE = "source"
+    """The engine's page that a save reads."""
+    STORED = "stored"
+    """The external tier's copy."""
+    DESTINATION = "destination"
+    """The engine's page that a load fills."""
+
+
+class PageRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
+    """One page: ``[entry, block_index, block, digest, nonzero, sentinel]``.
+
+    Rows are repeated internal checks, never trials (requirements 40).
+    """
+
+    entry: NonNegative
+    block_index: NonNegative
+    """Position in the request's block table: the page covers tokens up to ``(block_index + 1) * C``."""
+    block: NonNegative
+    """Engine block id; also for `STORED` rows, where it names the page on the engine's side."""
+    digest: str
+    """Of the effective bytes: XXH3-128, 32 hex digits."""
+    nonzero: NonNegative
+    """Effective bytes that are not zero."""
+    sentinel: NonNegative
+    """Effective bytes that still hold the poison; 0 without poison."""
+
+
+class PagesDigested(Record, frozen=True, kw_only=True, tag="pages_digested"):
+    """Effective bytes of every page of a transfer job, digested at addresses taken from the layout."""
+
+    rank: NonNegative
+    job: NonNegative
+    request: str
+    direction: Literal["save", "load"]
+    side: PageSide
+    moment: Literal["submitted", "completed"]
+    rows: list[PageRow]
+
+
+class PagesPoisoned(Record, frozen=True, kw_only=True, tag="pages_poisoned"):
+    """The destination of a load was filled with the sentinel; neighbours and block 0 are under guard."""
+
+    rank: NonNegative
+    job: NonNegative
+    pages: NonNegative
+    bytes: NonNegative
+    guards: NonNegative
+    """Pages under guard: of the same entries, not part of the load."""
+
+
+class GuardsChecked(Record, frozen=True, kw_only=True, tag="guards_checked"):
+    """The guarded pages were digested again when the load completed."""
+
+    rank: NonNegative
+    job: NonNegative
+    steps_between: NonNegative
+    """Steps with a forward pass since the poison; above 0 a changed guard may be the engine's own work."""
+    changed: list[list[int]]
+    """``[entry, block]`` of every guarded page whose bytes changed."""
+
+
+class SaveDelayed(Record, frozen=True, kw_only=True, tag="save_delayed"):
+    """The completion of a save is held back (requirements 37, 38)."""
+
+    rank: NonNegative
+    job: NonNegative
+    delay_ms: Positive
 
 
 # --- faults -----------------------------------------------------------------------------------
@@ -412,6 +538,12 @@ AnyRecord = (
     | SaveSubmitted
     | SaveCompleted
     | SaveWaited
+    | StateComputed
+    | BlocksAssigned
+    | PagesDigested
+    | PagesPoisoned
+    | GuardsChecked
+    | SaveDelayed
     | FaultArmed
 )
 

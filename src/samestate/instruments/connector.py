@@ -16,7 +16,7 @@ the child has answered, and its exceptions never reach serving.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,8 @@ from samestate.evidence.records import (
 from samestate.instruments import recorder
 from samestate.instruments.faults import arm_fault
 from samestate.instruments.layout import engine_groups
-from samestate.instruments.schedule import batch
+from samestate.instruments.pages import Layout
+from samestate.instruments.schedule import assigned_blocks, batch, computed_states
 from samestate.instruments.transfers import adapter_for
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ logger = init_logger(__name__)
 
 SUPPORTED = ("0.32.", "0.33.")
 """vLLM versions that this audit was run with."""
-LEVELS = ("off", "metadata")
+LEVELS = ("off", "metadata", "digest", "poison")
 
 
 class AuditConfigError(ValueError):
@@ -82,6 +83,9 @@ class AuditConnector(MultiConnector):
         if level not in LEVELS:
             raise AuditConfigError(f"samestate.level: {level!r} is unknown; use one of {', '.join(LEVELS)}")
         self._watching = level != "off"
+        self._digesting = level in ("digest", "poison")
+        self._poisoning = level == "poison"
+        self._forward_seen = False
         self._warned = False
         self._step = 0
         self._adapter = None
@@ -97,7 +101,14 @@ class AuditConnector(MultiConnector):
             Path(options["stream_dir"]), options.get("arm", "live"), f"worker-{self._rank}" if worker else "scheduler"
         )
         if worker:
-            self._adapter = adapter_for(self._connectors[0], kv_cache_config, self._rank, self._stream, self._observe)
+            self._adapter = adapter_for(
+                self._connectors[0],
+                kv_cache_config,
+                self._rank,
+                self._stream,
+                self._observe,
+                int(options.get("save_delay_ms", 0)),
+            )
         if fault := options.get("fault"):
             arm_fault(fault, self._connectors[0], role)
             self._record(lambda: FaultArmed(fault=fault, parameters={}))
@@ -129,6 +140,7 @@ class AuditConnector(MultiConnector):
         if self._adapter:
             self._observe(self._adapter.watch)
         super().register_kv_caches(kv_caches)
+        layout = self._observe_pages(kv_caches) if self._digesting else None
         config = self._kv_cache_config
         self._record(
             lambda: RankRegistered(
@@ -137,12 +149,42 @@ class AuditConnector(MultiConnector):
                 num_blocks=config.num_blocks,
                 engine_groups=engine_groups(config),
                 transfer_groups=self._adapter.groups() if self._adapter else [],
+                entries=layout.entries if layout else [],
             )
         )
+
+    def _observe_pages(self, kv_caches: dict[str, torch.Tensor]) -> Layout | None:
+        found: list[Layout] = []
+
+        def observation() -> None:
+            context = self._vllm_config.compilation_config.static_forward_context
+            found.append(Layout(self._kv_cache_config, kv_caches, context))
+            if self._adapter:
+                self._adapter.watch_pages(found[0], self._poisoning)
+
+        self._observe(observation)
+        return found[0] if found else None
+
+    @override
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        super().wait_for_layer_load(layer_name)
+        self._forward_ran()
+
+    @override
+    def finish_forward(self) -> None:
+        super().finish_forward()
+        self._forward_ran()
+
+    def _forward_ran(self) -> None:
+        """Once a step: the older runner tells each layer's read, the newer one the end of the forward pass."""
+        if self._digesting and self._adapter and not self._forward_seen:
+            self._forward_seen = True
+            self._observe(self._adapter.forward_ran)
 
     @override
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
+        self._forward_seen = False
         if adapter := self._adapter:
             assert isinstance(connector_metadata, MultiKVConnectorMetadata)
             self._observe(lambda: adapter.step(connector_metadata.metadata[0]))
@@ -191,8 +233,16 @@ class AuditConnector(MultiConnector):
         metadata = super().build_connector_meta(scheduler_output)
         step = self._step
         self._step += 1
+        if self._digesting:
+            self._observe(lambda: self._append(assigned_blocks(scheduler_output, step)))
         self._record(lambda: batch(scheduler_output, step, BatchSource.CONNECTOR))
+        if self._digesting:
+            self._observe(lambda: self._append(computed_states(scheduler_output, step, self._kv_cache_config)))
         return metadata
+
+    def _append(self, records: Iterable[AnyRecord]) -> None:
+        for record in records:
+            self._stream.append(record)
 
     @override
     def request_finished_all_groups(

@@ -52,6 +52,11 @@ def engine_groups(config: KVCacheConfig) -> list[EngineGroup]:
     ]
 
 
+def transfer_layers(config: KVCacheConfig, transfer_groups: list[int]) -> list[list[str]]:
+    """Layer names by transfer group, given vLLM's group ids in transfer order."""
+    return [list(config.kv_cache_groups[group].layer_names) for group in transfer_groups]
+
+
 def checkpoint_interval(config: KVCacheConfig) -> int:
     """C: the largest block of a recurrent group, or of any group when none is recurrent."""
     recurrent = [g.kv_cache_spec.block_size for g in config.kv_cache_groups if isinstance(g.kv_cache_spec, MambaSpec)]

@@ -6,14 +6,24 @@ connector that is shown something else than what runs is found by comparing the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from samestate.evidence.records import BatchRow, BatchScheduled, BatchSource
+from samestate.evidence.records import (
+    BatchRow,
+    BatchScheduled,
+    BatchSource,
+    BlocksAssigned,
+    EntryKind,
+    StateComputed,
+)
 from samestate.evidence.stream import StreamWriter
+from samestate.instruments.layout import entry_kind
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
 def batch(output: SchedulerOutput, step: int, source: BatchSource) -> BatchScheduled | None:
@@ -30,6 +40,39 @@ def batch(output: SchedulerOutput, step: int, source: BatchSource) -> BatchSched
     if not rows and not preempted:
         return None
     return BatchScheduled(step=step, source=source, rows=rows, preempted=preempted)
+
+
+def assigned_blocks(output: SchedulerOutput, step: int) -> Iterator[BlocksAssigned]:
+    """Blocks that requests get in this step. A resumed request gets its whole table anew."""
+    for new in output.scheduled_new_reqs:
+        yield BlocksAssigned(step=step, request=new.req_id, blocks=[list(group) for group in new.block_ids])
+    cached = output.scheduled_cached_reqs
+    for request, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+        if blocks is not None:
+            yield BlocksAssigned(step=step, request=request, blocks=[list(group) for group in blocks])
+
+
+def computed_states(output: SchedulerOutput, step: int, config: KVCacheConfig) -> Iterator[StateComputed]:
+    """States that this step leaves on a block boundary, from its own step ends and vLLM's block tables.
+
+    In align mode slot k of a recurrent group holds state only when a step ends at (k+1) blocks.
+    """
+    sizes = {
+        index: group.kv_cache_spec.block_size
+        for index, group in enumerate(config.kv_cache_groups)
+        if entry_kind(group.kv_cache_spec) is EntryKind.RECURRENT
+    }
+    record, state = batch(output, step, BatchSource.CONNECTOR), output.kv_connector_block_state
+    if record is None or state is None:
+        return
+    for row in record.rows:
+        end = row.start + row.scheduled
+        tables = state.get_block_ids(row.request)
+        if row.drafted or tables is None:
+            continue
+        blocks = [[group, int(tables[group][end // size - 1])] for group, size in sizes.items() if end % size == 0]
+        if blocks:
+            yield StateComputed(step=step, request=row.request, boundary=end, blocks=blocks)
 
 
 def record_schedule(scheduler: Scheduler, stream: StreamWriter) -> None:

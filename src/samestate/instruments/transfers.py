@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,18 +23,22 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 
+from samestate.cache.host_worker import HostWorker
 from samestate.evidence.records import (
     EntryKind,
     LoadCompleted,
     LoadSubmitted,
     SaveCompleted,
+    SaveDelayed,
     SaveSubmitted,
     SaveWaited,
     TransferGroup,
     TransferPart,
 )
 from samestate.evidence.stream import StreamWriter
-from samestate.instruments.layout import engine_groups
+from samestate.instruments.layout import engine_groups, transfer_layers
+from samestate.instruments.page_audit import PageAudit
+from samestate.instruments.pages import Layout
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
@@ -49,6 +54,14 @@ class TransferAdapter(ABC):
     @abstractmethod
     def watch(self) -> None:
         """Start watching. Called before the connector registers the caches."""
+
+    @abstractmethod
+    def watch_pages(self, layout: Layout, poison: bool) -> None:
+        """Digest the pages of every job from now on. Called once the caches are registered."""
+
+    @abstractmethod
+    def forward_ran(self) -> None:
+        """The model ran, or runs, this step's forward pass."""
 
     @abstractmethod
     def groups(self) -> list[TransferGroup]:
@@ -67,7 +80,13 @@ class OffloadingAdapter(TransferAdapter):
     """
 
     def __init__(
-        self, inner: OffloadingConnector, config: KVCacheConfig, rank: int, stream: StreamWriter, guard: Guard
+        self,
+        inner: OffloadingConnector,
+        config: KVCacheConfig,
+        rank: int,
+        stream: StreamWriter,
+        guard: Guard,
+        save_delay_ms: int,
     ) -> None:
         self._inner = inner
         self._config = config
@@ -76,6 +95,10 @@ class OffloadingAdapter(TransferAdapter):
         self._guard = guard
         self._groups: list[TransferGroup] = []
         self._requests: dict[int, str] = {}
+        self._pages: PageAudit | None = None
+        self._tier: HostWorker | None = None
+        self._digested: set[int] = set()
+        self.save_delay_ms = save_delay_ms
 
     @override
     def watch(self) -> None:
@@ -85,9 +108,15 @@ class OffloadingAdapter(TransferAdapter):
         def watched(kv_caches: CanonicalKVCaches) -> OffloadingWorker:
             worker = get_worker(kv_caches)
             self._guard(lambda: self._describe(kv_caches))
+            self._tier = worker if isinstance(worker, HostWorker) else None
             return WatchedWorker(worker, self, self._guard)
 
         spec.get_worker = watched
+
+    @override
+    def watch_pages(self, layout: Layout, poison: bool) -> None:
+        layers = transfer_layers(self._config, list(get_offloading_group_ids(self._config)))
+        self._pages = PageAudit(self._rank, layout, layers, self._tier, poison, self._stream)
 
     @override
     def groups(self) -> list[TransferGroup]:
@@ -99,7 +128,12 @@ class OffloadingAdapter(TransferAdapter):
         for jobs in (metadata.load_jobs, metadata.store_jobs):
             self._requests.update((job_id, job.req_id) for job_id, job in jobs.items())
 
-    def load_submitted(self, job: int, destination: GPULoadStoreSpec) -> None:
+    @override
+    def forward_ran(self) -> None:
+        if self._pages:
+            self._pages.forward_ran()
+
+    def load_submitted(self, job: int, source: LoadStoreSpec, destination: GPULoadStoreSpec) -> None:
         parts = self._parts(destination)
         recurrent = [p.boundary for p in parts if self._kinds[p.group] is EntryKind.RECURRENT]
         self._stream.append(
@@ -112,20 +146,39 @@ class OffloadingAdapter(TransferAdapter):
             )
         )
         self._loads.add(job)
+        if self._pages:
+            self._pages.load_submitted(job, self._requests.get(job, ""), source, destination)
 
-    def save_submitted(self, job: int, source: GPULoadStoreSpec) -> None:
+    def save_submitted(self, job: int, source: GPULoadStoreSpec, target: LoadStoreSpec) -> None:
         self._stream.append(
             SaveSubmitted(rank=self._rank, job=job, request=self._requests.get(job), parts=self._parts(source))
         )
+        if self.save_delay_ms:
+            self._stream.append(SaveDelayed(rank=self._rank, job=job, delay_ms=self.save_delay_ms))
+        if self._pages:
+            self._pages.save_submitted(job, self._requests.get(job, ""), source, target)
 
     def completed(self, result: TransferResult) -> None:
-        self._requests.pop(result.job_id, None)
-        kind = LoadCompleted if result.job_id in self._loads else SaveCompleted
-        self._loads.discard(result.job_id)
-        self._stream.append(kind(rank=self._rank, job=result.job_id, ok=result.success, bytes=result.transfer_size))
+        job = result.job_id
+        loaded = job in self._loads
+        self._digest(job)
+        self._digested.discard(job)
+        self._requests.pop(job, None)
+        self._loads.discard(job)
+        kind = LoadCompleted if loaded else SaveCompleted
+        self._stream.append(kind(rank=self._rank, job=job, ok=result.success, bytes=result.transfer_size))
 
-    def waited(self, jobs: set[int]) -> None:
-        self._stream.append(SaveWaited(rank=self._rank, jobs=sorted(jobs)))
+    def waited(self, jobs: set[int], waited_ns: int) -> None:
+        # The blocks may be reused as soon as this returns: read them now, not when the job is reported.
+        for job in jobs & self._requests.keys():
+            self._digest(job)
+        self._stream.append(SaveWaited(rank=self._rank, jobs=sorted(jobs), waited_ns=waited_ns))
+
+    def _digest(self, job: int) -> None:
+        if self._pages is None or job in self._digested:
+            return
+        self._digested.add(job)
+        (self._pages.load_completed if job in self._loads else self._pages.save_completed)(job)
 
     def _describe(self, kv_caches: CanonicalKVCaches) -> None:
         by_engine_group = engine_groups(self._config)
@@ -163,37 +216,51 @@ class OffloadingAdapter(TransferAdapter):
 
 
 class WatchedWorker(OffloadingWorker):
-    """Delegates every call to the spec's worker and tells the adapter."""
+    """Delegates every call to the spec's worker and tells the adapter; holds back save completions when asked to."""
 
     def __init__(self, worker: OffloadingWorker, adapter: OffloadingAdapter, guard: Guard) -> None:
         self.worker = worker
         self._adapter = adapter
         self._guard = guard
+        self._held: list[TransferResult] = []
+        """Finished, but not reported yet."""
+        self._due: dict[int, float] = {}
+        """When a delayed save may be reported, monotonic seconds."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.worker, name)
 
     @override
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
-        self._guard(lambda: self._adapter.save_submitted(job_id, src_spec))
+        self._guard(lambda: self._adapter.save_submitted(job_id, src_spec, dst_spec))
+        if self._adapter.save_delay_ms:
+            self._due[job_id] = time.monotonic() + self._adapter.save_delay_ms / 1000
         return self.worker.submit_store(job_id, src_spec, dst_spec)
 
     @override
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, **options: object) -> bool:
-        self._guard(lambda: self._adapter.load_submitted(job_id, dst_spec))
+        self._guard(lambda: self._adapter.load_submitted(job_id, src_spec, dst_spec))
         return self.worker.submit_load(job_id, src_spec, dst_spec, **options)
 
     @override
     def get_finished(self) -> list[TransferResult]:
-        results = self.worker.get_finished()
+        self._held += self.worker.get_finished()
+        now = time.monotonic()
+        results = [result for result in self._held if self._due.get(result.job_id, 0.0) <= now]
+        self._held = [result for result in self._held if self._due.get(result.job_id, 0.0) > now]
         for result in results:
+            self._due.pop(result.job_id, None)
             self._guard(partial(self._adapter.completed, result))
         return results
 
     @override
     def wait(self, job_ids: set[int]) -> None:
+        started = time.monotonic()
         self.worker.wait(job_ids)
-        self._guard(lambda: self._adapter.waited(job_ids))
+        last_due = max((self._due[job] for job in job_ids & self._due.keys()), default=started)
+        time.sleep(max(0.0, last_due - time.monotonic()))
+        waited_ns = int((time.monotonic() - started) * 1e9)
+        self._guard(lambda: self._adapter.waited(job_ids, waited_ns))
 
     @override
     def shutdown(self) -> None:
@@ -201,9 +268,14 @@ class WatchedWorker(OffloadingWorker):
 
 
 def adapter_for(
-    inner: KVConnectorBase_V1, config: KVCacheConfig, rank: int, stream: StreamWriter, guard: Guard
+    inner: KVConnectorBase_V1,
+    config: KVCacheConfig,
+    rank: int,
+    stream: StreamWriter,
+    guard: Guard,
+    save_delay_ms: int,
 ) -> TransferAdapter | None:
     """The adapter for this connector's class, or None: its transfers are then ``not_reported``."""
     if isinstance(inner, OffloadingConnector):
-        return OffloadingAdapter(inner, config, rank, stream, guard)
+        return OffloadingAdapter(inner, config, rank, stream, guard, save_delay_ms)
     return None

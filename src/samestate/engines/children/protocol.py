@@ -24,6 +24,7 @@ class Start(Command, frozen=True, kw_only=True, tag="start"):
     connector: str
     external_cache_bytes: int
     audit_level: str
+    save_delay_ms: int
     fault: str | None
     stream_dir: str
 
@@ -50,6 +51,12 @@ class Reset(Command, frozen=True, kw_only=True, tag="reset"):
 
 class Count(Command, frozen=True, kw_only=True, tag="count"):
     """Read the engine's counters; answered by `Counted`."""
+
+
+class Arm(Command, frozen=True, kw_only=True, tag="arm"):
+    """Arm a fault in the running engine, None disarms; answered by `Armed`."""
+
+    fault: str | None
 
 
 class Close(Command, frozen=True, kw_only=True, tag="close"):
@@ -86,6 +93,10 @@ class Counted(Reply, frozen=True, kw_only=True, tag="counted"):
     missing: list[str]
 
 
+class Armed(Reply, frozen=True, kw_only=True, tag="armed"):
+    pass
+
+
 class Closed(Reply, frozen=True, kw_only=True, tag="closed"):
     pass
 
@@ -96,5 +107,5 @@ class Failed(Reply, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-AnyCommand = Start | Encode | Generate | Reset | Count | Close
-AnyReply = Started | Encoded | Generated | WasReset | Counted | Closed | Failed
+AnyCommand = Start | Encode | Generate | Reset | Count | Arm | Close
+AnyReply = Started | Encoded | Generated | WasReset | Counted | Armed | Closed | Failed

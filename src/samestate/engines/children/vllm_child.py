@@ -42,6 +42,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from samestate.engines.children.protocol import (
     AnyCommand,
     AnyReply,
+    Arm,
+    Armed,
     Close,
     Closed,
     Count,
@@ -56,12 +58,13 @@ from samestate.engines.children.protocol import (
     Started,
     WasReset,
 )
-from samestate.evidence.records import COUNTERS, EngineStarted, EngineStopped, Scalar
-from samestate.instruments import recorder
+from samestate.evidence.records import COUNTERS, EngineStarted, EngineStopped, FaultArmed, Scalar
+from samestate.instruments import live_faults, recorder
 from samestate.instruments.layout import checkpoint_interval
 from samestate.instruments.schedule import record_schedule
 
-IDLE_STEPS = 1000
+SETTLE_SECONDS = 30.0
+"""Longest wait for saves after a request; what is still open then shows as never completed."""
 RESET_ATTEMPTS = 50
 RECORDED_ENVIRONMENT = (
     "OMP_NUM_THREADS",
@@ -155,6 +158,11 @@ class Child:
                 values[metric.name] = values.get(metric.name, 0.0) + float(metric.value)
         return Counted(values=values, missing=[name for name in COUNTERS if name not in values])
 
+    def arm(self, command: Arm) -> Armed:
+        live_faults.arm(command.fault)
+        self.stream.append(FaultArmed(fault=command.fault or "none", parameters={}))
+        return Armed()
+
     def close(self, _: Close) -> Closed:
         if self.engine is not None:
             self.engine.engine_core.shutdown()
@@ -174,11 +182,13 @@ class Child:
 
     def _settle(self) -> None:
         """Step the idle engine until no transfer is left, so that one operation's saves end in it."""
-        for _ in range(IDLE_STEPS):
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < deadline:
             connector = self.core.scheduler.connector
             if connector is None or not connector.has_pending_push_work():
                 return
             self.core.step_fn()
+            time.sleep(0.0005)
 
     def _engine_args(self, command: Start) -> EngineArgs:
         parser = EngineArgs.add_cli_args(_Parser())
@@ -239,6 +249,7 @@ def _audited(inner: KVTransferConfig, command: Start) -> KVTransferConfig:
                 "stream_dir": command.stream_dir,
                 "arm": command.arm,
                 "level": command.audit_level,
+                "save_delay_ms": command.save_delay_ms,
                 "fault": command.fault,
             },
         },
@@ -322,6 +333,7 @@ def serve(read_fd: int, write_fd: int) -> None:
         Generate: child.generate,
         Reset: child.reset,
         Count: child.count,
+        Arm: child.arm,
         Close: child.close,
     }
     decoder = msgspec.json.Decoder(AnyCommand)
