@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
@@ -17,9 +18,10 @@ from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     CanonicalKVCacheTensor,
     GPULoadStoreSpec,
+    TransferResult,
 )
 
-from samestate.cache.host_worker import HostWorker
+from samestate.cache.host_worker import HostWorker, PageCopies
 
 BLOCKS, PAGE, STATE = 12, 64, 40
 """Blocks on the device; bytes of a page; bytes of it that a recurrent entry uses."""
@@ -103,4 +105,38 @@ def test_jobs_finish_in_the_order_of_their_submission(caches: CanonicalKVCaches)
         assert worker.submit_store(job, spec, Tier([job]))
     worker.wait({7})
     assert [result.job_id for result in worker.get_finished()] == list(range(8))
+    worker.shutdown()
+
+
+def test_another_route_changes_what_is_copied_and_not_what_is_reported(caches: CanonicalKVCaches) -> None:
+    worker = HostWorker(caches, blocks_per_chunk=1, num_chunks=4)
+    rows = caches.tensors[1].tensor
+    spec, saved = GPULoadStoreSpec([3, 5], group_sizes=[0, 2], block_indices=[0, 0]), rows[5].clone()
+    run(worker, 0, worker.submit_store(0, spec, Tier([1, 2])))
+    seen: list[tuple[int, int, list[int], int, bool]] = []
+
+    def second_page_one_block_on(copies: list[PageCopies], load: bool) -> list[PageCopies]:
+        (one,) = copies
+        seen.append((one.group, one.ref, one.blocks.tolist(), one.block_stride, load))
+        return [one._replace(device=one.device[1:] + np.uint64(one.block_stride), tier=one.tier[1:])]
+
+    worker.route = second_page_one_block_on
+    rows[:] = 0
+    assert run(worker, 1, worker.submit_load(1, Tier([1, 2]), spec)) == 2 * PAGE
+    assert seen == [(1, 0, [3, 5], PAGE, True)]
+    assert torch.equal(rows[6], saved)
+    assert not rows[[3, 5]].any()
+    worker.shutdown()
+
+
+def test_another_report_decides_when_a_job_is_over(caches: CanonicalKVCaches) -> None:
+    worker = HostWorker(caches, blocks_per_chunk=1, num_chunks=4)
+    spec = GPULoadStoreSpec([3], group_sizes=[0, 1], block_indices=[0, 0])
+    worker.report = lambda job_id, copied: None
+    assert worker.submit_store(0, spec, Tier([1]))
+    worker.wait({0})
+    assert worker.get_finished() == []
+    worker.report = lambda job_id, copied: TransferResult(job_id=job_id, success=True)
+    assert [result.job_id for result in worker.get_finished()] == [0]
+    assert worker.get_finished() == []
     worker.shutdown()

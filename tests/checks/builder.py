@@ -8,11 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
 
 import msgspec
 
-from samestate.checks.analyzers import BOUNDARY_V1, Judgement, judge, source_sha256
+from samestate.checks.analyzers import Judgement, judge, source_sha256
 from samestate.checks.base import CheckResult, Finding, Verdict
 from samestate.evidence import records as r
 from samestate.evidence.archive import Archive, ArchiveWriter
@@ -25,7 +28,11 @@ from samestate.plans.operations import Case, PlannedOperation, boundary, cases
 C = 16
 EOS = 7
 STATE_BYTES = 512
+CONV_BYTES = 128
 TOKEN_BYTES = 2
+BLOCKS = 64
+ATTENTION, CONV, RECURRENT = range(3)
+"""Entries: one of the attention layer, two of the recurrent one."""
 MODEL = ModelIdentity(name="tiny", files={"config.json": "a" * 64}, sha256="b" * 64)
 
 
@@ -33,6 +40,20 @@ def small_plan() -> Plan:
     """The shipped plan with three lengths and eight tokens an answer."""
     update = {"lengths": ["2C-1", "2C", "2C+1"], "output_tokens": 8}
     return load("boundary").model_copy(update=update)
+
+
+def instrumented_plan() -> Plan:
+    """The shipped instrumented plan, as small, for the builder's two groups and three entries."""
+    shipped = load("boundary-instrumented")
+    assert shipped.expected_layout is not None
+    layout = shipped.expected_layout.model_copy(update={"transfer_groups": 2, "entries": 3})
+    return shipped.model_copy(update={"lengths": ["2C-1", "2C", "2C+1"], "output_tokens": 8, "expected_layout": layout})
+
+
+class Mark(NamedTuple):
+    """Not written. Ends a phase: what stands before it, in any stream of the arm, happened before what stands after."""
+
+    advance_ns: int
 
 
 @dataclass
@@ -68,12 +89,9 @@ class Run:
         writer.write_inputs(self.inputs)
         for source, name in ((self.control, "control"), (self.reference, "reference-control")):
             if source is not None:
-                writer.import_arm(source, "control", name)
-        for (arm, process), records in self.streams.items():
-            stream = StreamWriter(writer.arm_dir(arm) / f"{process}.jsonl", arm, process)
-            for record in records:
-                stream.append(record)
-            stream.close()
+                writer.import_arm(source, "control", name, other_plan=self.plan.control_from is not None)
+        for arm in dict.fromkeys(arm for arm, _ in self.streams):
+            self._write_arm(writer, arm)
         for record in self.attempts:
             writer.attempts.append(record)
         if self.sealed:
@@ -81,6 +99,28 @@ class Run:
         else:
             writer.abandon()
         return Archive.open(root)
+
+    def _write_arm(self, writer: ArchiveWriter, arm: str) -> None:
+        """Phase by phase on a clock of its own: a microsecond a record, and what the marks say."""
+        mine = {process: iter(records) for (of, process), records in self.streams.items() if of == arm}
+        ticks = count(1_000_000, 1_000)
+        skipped = 0
+        with patch("samestate.evidence.stream.time.monotonic_ns", lambda: next(ticks) + skipped):
+            writers = {name: StreamWriter(writer.arm_dir(arm) / f"{name}.jsonl", arm, name) for name in mine}
+            open_ = dict(mine)
+            while open_:
+                for process in list(open_):
+                    for record in open_[process]:
+                        if isinstance(record, Mark):
+                            advance = record.advance_ns
+                            break
+                        writers[process].append(record)
+                    else:
+                        del open_[process]
+                        continue
+                skipped += advance if open_ else 0
+            for stream in writers.values():
+                stream.close()
 
     def judge(self, root: Path) -> Judgement:
         return judge(self.write(root))
@@ -146,7 +186,8 @@ def build(
     plan: Plan | None = None, c: int = C, *, ranks: int = 1, fault: str | None = None, arms: tuple[str, ...] = ()
 ) -> Run:
     """A complete run that passes, or with fault ``full-lookup`` fails where N is a multiple of C."""
-    plan = freeze(plan or small_plan(), source_sha256(BOUNDARY_V1))
+    plan = plan or small_plan()
+    plan = freeze(plan, source_sha256(plan.analyzer.id))
     planned = cases(plan, c)
     tokens = {
         (case.id, op.role): _tokens(f"{case.id} {op.role}", case.tokens, 1000)
@@ -198,11 +239,14 @@ def imported(run: Run, control: Archive | None = None, reference: Archive | None
 
 
 class _Arm:
-    """Records one arm."""
+    """Records one arm. Above level ``metadata`` also its pages: synthetic digests of what each page is the state of."""
 
     def __init__(self, run: Run, name: str, c: int, ranks: int, fault: str | None) -> None:
         self.run, self.name, self.c, self.ranks, self.fault = run, name, c, ranks, fault
         self.external = name == "candidate"
+        self.level = run.plan.instruments.audit_level if self.external else None
+        self.paged = self.level in ("digest", "poison")
+        self.delay_ms = run.plan.instruments.save_delay_ms if self.external else 0
         self.client: list[r.Record] = run.streams.setdefault((name, "client"), [])
         self.scheduler: list[r.Record] = run.streams.setdefault((name, "scheduler"), [])
         self.workers: list[list[r.Record]] = []
@@ -210,9 +254,12 @@ class _Arm:
             self.workers = [run.streams.setdefault((name, f"worker-{rank}"), []) for rank in range(ranks)]
         self.hits = 0
         self.job = 0
+        self.step = 0
+        self.blocks = 0
 
     def record(self, planned: list[Case], tokens: dict[tuple[str, str], list[int]]) -> None:
         self._start()
+        self._mark()
         for case in planned:
             for op in case.operations:
                 self._counters(op.op, "before")
@@ -221,7 +268,17 @@ class _Arm:
                 else:
                     self._generate(case, op, tokens[case.id, op.role])
                 self._counters(op.op, "after")
+                self._mark()
         self.client.append(r.EngineStopped())
+
+    def _mode(self) -> dict[str, r.Scalar]:
+        watched = self.run.plan.instruments.audit_level != "metadata"
+        return {"cache_config.mamba_cache_mode": "align"} if watched else {}
+
+    def _mark(self, advance_ns: int = 0) -> None:
+        if self.paged:
+            for stream in (self.client, self.scheduler, *self.workers):
+                stream.append(Mark(advance_ns=advance_ns))
 
     def _start(self) -> None:
         resolved_json = canonical_json(self.run.resolved.model_dump(mode="json"))
@@ -236,14 +293,14 @@ class _Arm:
                 data_parallel=1,
                 decode_context_parallel=1,
                 connector="Sim" if self.external else None,
-                audit_level="metadata" if self.external else None,
-                settings={"cache_config.block_size": self.c, "kv_transfer_config.kv_role": self.name},
+                audit_level=self.level,
+                settings={"cache_config.block_size": self.c, "kv_transfer_config.kv_role": self.name, **self._mode()},
                 eos_token_ids=[EOS],
             ),
             r.PlanResolved(resolved_sha256=sha256_hex(resolved_json)),
         ]
         for rank, worker in enumerate(self.workers):
-            worker.append(_registered(rank, self.ranks, self.c))
+            worker.append(_registered(rank, self.ranks, self.c, self.paged))
 
     def _reset(self, case: Case, op: PlannedOperation) -> None:
         self.client += [
@@ -260,9 +317,14 @@ class _Arm:
             if op.name is r.OperationName.RELOAD:
                 b, p = (n, n - 1) if wrong else (boundary(n, self.c),) * 2
             self._lookup(request, n, p)
+        self.attention = [self._block() for _ in range((n + self.run.plan.output_tokens) // self.c + 1)]
+        self.states: dict[int, int] = {b: self._block()} if b else {}
+        if self.paged and b:
+            self._paged_load(request, ids, b)
         self._schedule(request, n, p)
         if self.external:
-            self._save(request, n)
+            self._mark()
+            self._save(request, ids)
         count = self.run.plan.output_tokens
         self.client += [
             r.OperationStarted(op=op.op, case=case.id, name=op.name, prompt_tokens=n, prompt_sha256=digest),
@@ -277,8 +339,13 @@ class _Arm:
             r.OperationEnded(op=op.op, ok=True, error=None),
         ]
         if b:
-            self._load(request, b)
+            if not self.paged:
+                self._load(request, b)
             self.hits += p
+
+    def _block(self) -> int:
+        self.blocks += 1
+        return 1 + self.blocks % (BLOCKS - 1)
 
     def _lookup(self, request: str, n: int, p: int) -> None:
         self.scheduler.append(
@@ -297,17 +364,46 @@ class _Arm:
         ]
         sources = [r.BatchSource.CONNECTOR] if self.external else []
         for row in rows:
+            end = row.start + row.scheduled
+            ends_block = end % self.c == 0
+            if self.paged:
+                self.step += 1
+                if row is rows[0]:
+                    blocks = [list(self.attention), list(self.states.values())]
+                    self.scheduler.append(r.BlocksAssigned(step=self.step, request=request, blocks=blocks))
+                if ends_block and end not in self.states:
+                    self.states[end] = self._block()
+                    blocks = [[], [self.states[end]]]
+                    self.scheduler.append(r.BlocksAssigned(step=self.step, request=request, blocks=blocks))
             self.scheduler += [_step(row, source) for source in [*sources, r.BatchSource.SCHEDULER]]
+            if self.paged and ends_block:
+                blocks = [[1, self.states[end]]]
+                self.scheduler.append(r.StateComputed(step=self.step, request=request, boundary=end, blocks=blocks))
 
-    def _save(self, request: str, n: int) -> None:
+    def _save(self, request: str, ids: list[int]) -> None:
         self.job += 1
+        parts = _parts(len(ids) // self.c * self.c, self.c)
+        if self.paged:  # as an engine does: the state at every step end, not the last one alone
+            first = min(self.states) // self.c - 1
+            pages = len(ids) // self.c - first
+            moved_state = {"first_block": first, "pages": pages, "bytes": pages * STATE_BYTES}
+            parts[1] = msgspec.structs.replace(parts[1], **moved_state)
+        moved = sum(part.bytes for part in parts)
         for rank, worker in enumerate(self.workers):
-            parts = _parts(n // self.c * self.c, self.c)
-            moved = sum(part.bytes for part in parts)
-            worker += [
-                r.SaveSubmitted(rank=rank, job=self.job, request=request, parts=parts),
-                r.SaveCompleted(rank=rank, job=self.job, ok=True, bytes=moved),
-            ]
+            worker.append(r.SaveSubmitted(rank=rank, job=self.job, request=request, parts=parts))
+            if self.delay_ms:
+                worker.append(r.SaveDelayed(rank=rank, job=self.job, delay_ms=self.delay_ms))
+            if self.paged:
+                worker.append(self._digested(rank, request, ids, parts, "save", r.PageSide.SOURCE, "submitted"))
+        if self.paged:
+            self._mark(self.delay_ms * 1_000_000)
+        for rank, worker in enumerate(self.workers):
+            if self.paged:
+                worker += [
+                    self._digested(rank, request, ids, parts, "save", side, "completed")
+                    for side in (r.PageSide.SOURCE, r.PageSide.STORED)
+                ]
+            worker.append(r.SaveCompleted(rank=rank, job=self.job, ok=True, bytes=moved))
 
     def _load(self, request: str, b: int) -> None:
         self.job += 1
@@ -318,6 +414,56 @@ class _Arm:
                 r.LoadSubmitted(rank=rank, job=self.job, request=request, boundary=b, parts=parts),
                 r.LoadCompleted(rank=rank, job=self.job, ok=True, bytes=moved),
             ]
+
+    def _paged_load(self, request: str, ids: list[int], b: int) -> None:
+        blocks = [self.attention[: b // self.c], [0] * (b // self.c - 1) + [self.states[b]]]
+        self.scheduler.append(r.Allocated(request=request, external_tokens=b, block_ids=blocks))
+        self._mark()
+        self._load(request, b)
+        for rank, worker in enumerate(self.workers):
+            done = worker.pop()
+            submitted = worker[-1]
+            assert isinstance(submitted, r.LoadSubmitted)
+            parts = submitted.parts
+            worker.append(self._digested(rank, request, ids, parts, "load", r.PageSide.STORED, "submitted"))
+            arrived = self._digested(rank, request, ids, parts, "load", r.PageSide.DESTINATION, "completed")
+            pages = len(arrived.rows)
+            if self.level == "poison":
+                worker.append(r.PagesPoisoned(rank=rank, job=self.job, pages=pages, bytes=100 * pages, guards=4))
+            worker.append(arrived)
+            if self.level == "poison":
+                worker.append(r.GuardsChecked(rank=rank, job=self.job, steps_between=0, changed=[]))
+            worker.append(done)
+        self._mark()
+
+    def _digested(
+        self,
+        rank: int,
+        request: str,
+        ids: list[int],
+        parts: list[r.TransferPart],
+        direction: str,
+        side: r.PageSide,
+        moment: str,
+    ) -> r.PagesDigested:
+        rows = []
+        for part in parts:
+            for entry in (ATTENTION,) if part.group == 0 else (CONV, RECURRENT):
+                for index in range(part.first_block, part.first_block + part.pages):
+                    end = (index + 1) * self.c
+                    block = self.attention[index] if part.group == 0 else self.states[end]
+                    digest = page_digest(rank, entry, ids[:end])
+                    row = r.PageRow(entry=entry, block_index=index, block=block, digest=digest, nonzero=20, sentinel=0)
+                    rows.append(row)
+        return r.PagesDigested(
+            rank=rank,
+            job=self.job,
+            request=request,
+            direction=direction,  # type: ignore[arg-type]
+            side=side,
+            moment=moment,  # type: ignore[arg-type]
+            rows=rows,
+        )
 
     def _counters(self, op: str, when: str) -> None:
         values = dict.fromkeys(r.COUNTERS, 0.0)
@@ -330,13 +476,53 @@ class _Arm:
         self.client.append(r.CountersRead(op=op, when=when, values=values, missing=missing))
 
 
-def _registered(rank: int, ranks: int, c: int) -> r.RankRegistered:
+def page_digest(rank: int, entry: int, prefix: list[int]) -> str:
+    """What stands for the bytes of a page that is right."""
+    return hashlib.blake2b(f"{rank} {entry} {prefix}".encode(), digest_size=16).hexdigest()
+
+
+def edit_pages(
+    run: Run,
+    change: Callable[[r.PageRow], r.PageRow | None],
+    *,
+    rank: int = 0,
+    **match: object,
+) -> None:
+    """Change the rows of every PagesDigested of a rank whose fields match; None drops the row. One must match."""
+    records = run.worker(rank)
+    hit = False
+    for index, record in enumerate(records):
+        if _matches(record, r.PagesDigested, match):
+            assert isinstance(record, r.PagesDigested)
+            rows = [row for row in map(change, record.rows) if row is not None]
+            hit |= rows != record.rows
+            records[index] = msgspec.structs.replace(record, rows=rows)
+    assert hit, f"no page row changed with {match}"
+
+
+def during(run: Run, index: int, records: list[r.Record], rank: int = 0) -> None:
+    """Let a candidate's worker write records after line `index` - 1 of its scheduler and before line `index`."""
+    scheduler = run.scheduler()
+    phase = sum(isinstance(record, Mark) for record in scheduler[:index])
+    scheduler.insert(index, Mark(advance_ns=0))
+    for (arm, process), stream in run.streams.items():
+        if arm == "candidate" and stream is not scheduler:
+            at = [i for i, record in enumerate(stream) if isinstance(record, Mark)][phase]
+            stream[at:at] = [*(records if process == f"worker-{rank}" else []), Mark(advance_ns=0)]
+
+
+def _registered(rank: int, ranks: int, c: int, paged: bool) -> r.RankRegistered:
     shape = {"tokens_per_block": c, "page_bytes": 1024, "effective_bytes": 1024}
     attention, recurrent = r.EntryKind.ATTENTION, r.EntryKind.RECURRENT
+    entries = [
+        _entry(ATTENTION, "a", 0, attention, 0, c * TOKEN_BYTES),
+        _entry(CONV, "b", 1, r.EntryKind.CONV, 0, CONV_BYTES),
+        _entry(RECURRENT, "b", 1, recurrent, CONV_BYTES, STATE_BYTES - CONV_BYTES),
+    ]
     return r.RankRegistered(
         rank=rank,
         world_size=ranks,
-        num_blocks=8,
+        num_blocks=BLOCKS,
         engine_groups=[
             r.EngineGroup(group=0, entry_kind=attention, spec="FullAttentionSpec", layers=["a"], **shape),
             r.EngineGroup(group=1, entry_kind=recurrent, spec="MambaSpec", layers=["b"], **shape),
@@ -345,6 +531,24 @@ def _registered(rank: int, ranks: int, c: int) -> r.RankRegistered:
             r.TransferGroup(group=0, engine_group=0, entries=1, bytes_per_block=c * TOKEN_BYTES, tokens_per_block=c),
             r.TransferGroup(group=1, engine_group=1, entries=1, bytes_per_block=STATE_BYTES, tokens_per_block=c),
         ],
+        entries=entries if paged else [],
+    )
+
+
+def _entry(index: int, layer: str, group: int, kind: r.EntryKind, offset: int, size: int) -> r.Entry:
+    return r.Entry(
+        entry=index,
+        layer=layer,
+        engine_group=group,
+        kind=kind,
+        logical_dtype="bfloat16",
+        transfer_dtype="int8",
+        is_byte_view=True,
+        shape=[size // 2],
+        storage_offset=offset,
+        block_stride=1 << 16,
+        page_bytes=1 << 16,
+        effective_bytes=size,
     )
 
 

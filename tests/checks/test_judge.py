@@ -12,6 +12,7 @@ from samestate.checks.analyzers import ANALYZERS, AnalyzerError, judge, source_s
 from samestate.checks.base import Verdict
 from samestate.evidence import records as r
 from samestate.evidence.archive import Archive
+from samestate.plans.lending import objection
 from samestate.plans.load import load
 from samestate.plans.operations import boundary
 
@@ -89,6 +90,51 @@ def test_an_imported_control_is_no_new_run_of_two_arms(tmp_path: Path) -> None:
     assert any((control.seal_sha256 or "?")[:12] in line for line in judgement.limitations)
 
 
+def test_a_control_may_come_from_the_plan_that_the_plan_names(tmp_path: Path) -> None:
+    plain = b.build()
+    settings = next(rec.settings for rec in plain.client("control") if isinstance(rec, r.EngineStarted))
+    b.edit(
+        plain.client("control"), r.EngineStarted, {"settings": {**settings, "cache_config.mamba_cache_mode": "align"}}
+    )
+    control = plain.write(tmp_path / "c")
+    run = b.imported(b.build(b.instrumented_plan(), arms=("candidate",)), control=control)
+    judgement = run.judge(tmp_path / "a")
+    assert (judgement.verdict, judgement.comparison_kind) == (Verdict.PASS, "candidate_vs_archived")
+    assert judgement.analyzer == "boundary-instrumented-v1"
+    assert not judgement.performance_eligible
+    assert not any("bytes were not inspected" in line for line in judgement.limitations)
+
+
+@pytest.mark.parametrize(
+    ("update", "words"),
+    [({"seed": 7}, "differs from plan boundary-instrumented in seed"), ({"name": "other"}, "is of plan other")],
+)
+def test_a_control_of_a_plan_that_may_not_lend_fails(tmp_path: Path, update: dict[str, object], words: str) -> None:
+    control = b.build(b.small_plan().model_copy(update=update)).write(tmp_path / "c")
+    run = b.imported(b.build(b.instrumented_plan(), arms=("candidate",)), control=control)
+    judgement = run.judge(tmp_path / "a")
+    finding = next(one for one in b.result(judgement, "plan-identity").findings if one.code == "wrong_lender")
+    assert words in finding.message
+    assert judgement.verdict is Verdict.FAIL
+
+
+def test_a_lent_control_that_resolved_other_inputs_fails(tmp_path: Path) -> None:
+    control = b.build(ranks=1)
+    b.edit(control.client("control"), r.PlanResolved, {"resolved_sha256": "0" * 64})
+    run = b.imported(b.build(b.instrumented_plan(), arms=("candidate",)), control=control.write(tmp_path / "c"))
+    assert "wrong_resolved" in b.codes(run.judge(tmp_path / "a"), "plan-identity")
+
+
+@pytest.mark.parametrize("analyzer", ["boundary-v1", "boundary-instrumented-v1"])
+def test_only_a_plain_run_is_eligible_for_performance(tmp_path: Path, analyzer: str) -> None:
+    assert judge(b.build().write(tmp_path / "plain"), analyzer).performance_eligible
+    assert not judge(b.build(fault="full-lookup").write(tmp_path / "fault"), analyzer).performance_eligible
+    digested = b.instrumented_plan()
+    instruments = digested.instruments.model_copy(update={"audit_level": "digest", "save_delay_ms": 0})
+    digested = digested.model_copy(update={"instruments": instruments})
+    assert not judge(b.build(digested).write(tmp_path / "digest"), analyzer).performance_eligible
+
+
 def test_live_arms_are_a_paired_run(tmp_path: Path) -> None:
     judgement = b.build().judge(tmp_path / "a")
     assert (judgement.verdict, judgement.comparison_kind) == (Verdict.PASS, "paired_live")
@@ -126,8 +172,41 @@ def test_without_a_required_check_no_run_passes(tmp_path: Path) -> None:
     assert judgement.verdict is Verdict.UNKNOWN
 
 
-def test_the_shipped_plan_requires_only_checks_that_exist() -> None:
-    assert set(load("boundary").required_checks) <= set(ANALYZERS["boundary-v1"].checks)
+@pytest.mark.parametrize("name", ["boundary", "boundary-instrumented"])
+def test_the_shipped_plan_requires_only_checks_that_exist(name: str) -> None:
+    plan = load(name)
+    assert set(plan.required_checks) <= set(ANALYZERS[plan.analyzer.id].checks)
+
+
+def test_the_instrumented_plan_is_the_boundary_plan_watched() -> None:
+    plan, plain = load("boundary-instrumented"), load("boundary")
+    assert objection(plan, plain) is None
+    assert set(plan.required_checks) - set(plain.required_checks) == {
+        "layout",
+        "page-bytes",
+        "page-coverage",
+        "poison",
+        "save-completion",
+        "prefix-identity",
+    }
+
+
+def test_an_archive_without_pages_cannot_pass_the_instrumented_analyzer(tmp_path: Path) -> None:
+    judgement = judge(b.build().write(tmp_path / "a"), "boundary-instrumented-v1")
+    for check in ("layout", "page-bytes", "page-coverage", "poison", "save-completion", "prefix-identity"):
+        assert b.result(judgement, check).verdict is Verdict.UNKNOWN
+
+
+def test_no_instrumented_archive_passes_without_any_one_of_its_page_records(tmp_path: Path) -> None:
+    plan = b.instrumented_plan().model_copy(update={"lengths": ["2C"], "output_tokens": 6})
+    kept = len(b.build(plan).worker())
+    passed = []
+    for index in range(kept):
+        run = b.build(plan)
+        gone = run.worker().pop(index)
+        if not isinstance(gone, b.Mark) and run.judge(tmp_path / str(index)).verdict is Verdict.PASS:
+            passed.append(type(gone))
+    assert set(passed) <= {r.SaveDelayed}
 
 
 @pytest.mark.parametrize("process", [("control", "client"), ("candidate", "client"), ("candidate", "scheduler")])

@@ -13,8 +13,13 @@ Command = Callable[..., Result]
 
 
 def test_list(samestate: Command) -> None:
-    assert samestate("plan", "list").stdout.startswith("boundary  Nine prompt lengths")
-    assert [plan["name"] for plan in json.loads(samestate("plan", "list", "--json").stdout)] == ["boundary"]
+    lines = samestate("plan", "list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["boundary", "boundary-instrumented"]
+    assert "Nine prompt lengths" in lines[0]
+    assert [plan["name"] for plan in json.loads(samestate("plan", "list", "--json").stdout)] == [
+        "boundary",
+        "boundary-instrumented",
+    ]
 
 
 def test_show_says_what_a_plan_takes(samestate: Command) -> None:

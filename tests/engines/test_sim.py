@@ -61,6 +61,7 @@ def spec_of(folder: Path, *, fault: str | None = None, connector: str = "native"
         connector=connector,
         external_cache_bytes=1 << 20,
         audit_level="off" if connector == "none" else "metadata",
+        save_delay_ms=0,
         fault=fault,
         stream_dir=folder,
         log_path=folder / "engine.log",

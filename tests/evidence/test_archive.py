@@ -474,6 +474,34 @@ def test_arms_that_cannot_be_imported(archive: Path, borrower: Path, tmp_path: P
     refused(archive, "control", "seal.json: missing")
 
 
+@pytest.fixture
+def stranger(archive: Path, tmp_path: Path) -> Path:
+    """A sealed archive of another plan whose `reference-control` was imported from `archive`."""
+    writer = write_archive(tmp_path / "stranger", b'{"format":1,"name":"other"}')
+    writer.import_arm(Archive.open(archive), "control", "reference-control", other_plan=True)
+    writer.seal()
+    return writer.root
+
+
+def test_an_arm_of_another_plan_brings_its_plan(archive: Path, borrower: Path, stranger: Path) -> None:
+    opened = Archive.open(stranger)
+    assert opened.defects == []
+    assert opened.source_plan_json("reference-control") == (archive / "plan.json").read_bytes()
+    assert opened.source_plan_json("control") is None
+    assert Archive.open(borrower).source_plan_json("reference-control") is None
+
+
+def test_the_plan_of_an_imported_arm_must_be_the_one_that_its_seal_names(stranger: Path) -> None:
+    plan = stranger / "arms/reference-control/source-plan.json"
+    plan.write_bytes(b"{}")
+    reseal_folder(stranger)
+    wrong = {"arms/reference-control/source-seal.json": "is the seal of another plan"}
+    assert named(Archive.open(stranger).defects) == wrong
+    plan.unlink()
+    reseal_folder(stranger)
+    assert named(Archive.open(stranger).defects) == wrong
+
+
 def test_an_arm_is_not_imported_over_another(archive: Path, tmp_path: Path) -> None:
     writer = write_archive(tmp_path / "b")
     with pytest.raises(ArchiveError, match="has an arm control already"):

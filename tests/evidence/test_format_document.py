@@ -12,7 +12,7 @@ import pytest
 
 from samestate.evidence import records
 from samestate.evidence.archive import ArchiveWriter
-from samestate.evidence.records import COUNTERS, FORMAT, AnyRecord, BatchRow, Line, Record
+from samestate.evidence.records import COUNTERS, FORMAT, AnyRecord, BatchRow, Line, PageRow, Record
 from samestate.evidence.seal import OUTSIDE, Seal
 
 from .conftest import write_archive
@@ -23,6 +23,7 @@ SECTIONS = dict(re.findall(r"^#### (\w+)\n(.*?)(?=^#{2,4} |\Z)", DOCUMENT, re.MU
 NESTED = {
     "engine group": records.EngineGroup,
     "transfer group": records.TransferGroup,
+    "entry": records.Entry,
     "part": records.TransferPart,
 }
 
@@ -59,6 +60,7 @@ def test_line_row_and_seal() -> None:
     assert section("Streams") == list(Line.__struct_fields__)
     assert section("The seal") == list(Seal.__struct_fields__)
     assert f"`[{', '.join(BatchRow.__struct_fields__)}]`" in SECTIONS["batch_scheduled"]
+    assert f"`[{', '.join(PageRow.__struct_fields__)}]`" in SECTIONS["pages_digested"]
 
 
 def test_every_struct_is_in_the_document() -> None:
@@ -67,7 +69,7 @@ def test_every_struct_is_in_the_document() -> None:
         for kind in vars(records).values()
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == records.__name__
     }
-    assert structs == {Record, Line, BatchRow, *KINDS.values(), *NESTED.values()}
+    assert structs == {Record, Line, BatchRow, PageRow, *KINDS.values(), *NESTED.values()}
 
 
 def test_every_value_of_every_word() -> None:

@@ -27,6 +27,21 @@ def small(boundary: Plan) -> Plan:
 
 
 @pytest.fixture
+def watched(small: Plan) -> Plan:
+    """The instrumented plan over the same three lengths, for the simulated engine's two groups and entries."""
+    plan = load("boundary-instrumented")
+    assert plan.expected_layout is not None
+    update = {
+        "engine": small.engine,
+        "lengths": small.lengths,
+        "output_tokens": small.output_tokens,
+        "expected_layout": plan.expected_layout.model_copy(update={"transfer_groups": 2, "entries": 2}),
+        "instruments": plan.instruments.model_copy(update={"save_delay_ms": 2}),
+    }
+    return freeze(plan.model_copy(update=update), source_sha256("boundary-instrumented-v1"))
+
+
+@pytest.fixture
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()

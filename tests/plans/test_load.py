@@ -39,7 +39,10 @@ def refusal(path: Path, text: str | bytes) -> str:
 
 
 def test_shipped_plans_have_titles() -> None:
-    assert shipped() == {"boundary": "Nine prompt lengths around two checkpoint boundaries, cold against reload"}
+    assert shipped() == {
+        "boundary": "Nine prompt lengths around two checkpoint boundaries, cold against reload",
+        "boundary-instrumented": "The boundary matrix with page digests, poisoned loads and delayed saves",
+    }
 
 
 def test_the_shipped_plan_says_what_it_does_not_show() -> None:
@@ -130,7 +133,7 @@ def test_an_empty_list_of_required_checks_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_name_lists_the_shipped_plans_and_the_nearest() -> None:
     with pytest.raises(PlanError) as caught:
         load("boundry")
-    assert str(caught.value) == "no plan 'boundry'; did you mean 'boundary'?; shipped: boundary"
+    assert str(caught.value) == "no plan 'boundry'; did you mean 'boundary'?; shipped: boundary, boundary-instrumented"
 
 
 @pytest.mark.parametrize("path", ["no/such/plan", "nosuch.yaml", "nosuch.lock"])

@@ -21,6 +21,7 @@ def row(tokens: int, **changes: Any) -> CaseRow:
         "equal": True,
         "boundary": boundary,
         "boundary_reported": True,
+        "content_boundary": None,
         "credited": boundary,
         "scheduled": tokens - boundary,
         "suffix": tokens - boundary,
@@ -38,6 +39,7 @@ def judgement(**changes: Any) -> Judgement:
         "plan_sha256": "ef" * 32,
         "fault": None,
         "comparison_kind": "paired_live",
+        "performance_eligible": True,
         "verdict": Verdict.PASS,
         "results": [
             CheckResult(
@@ -82,6 +84,7 @@ def faulty() -> Judgement:
     return judgement(
         fault="full-lookup",
         comparison_kind="candidate_vs_archived",
+        performance_eligible=False,
         verdict=Verdict.FAIL,
         results=[boundary],
         required=["boundary", "transfers"],
@@ -146,6 +149,7 @@ boundary   fail      8/9 reloads   reloads
 verdict fail: boundary (fail), transfers (unknown)
   Holds for this plan. (plan efefefefefef)
   compared: a live candidate against an archived control
+  not eligible for performance: no time of this run is a measurement
   seal cdcdcdcdcdcd · analyzer boundary-v1 abababababab
 
 not shown
@@ -179,6 +183,34 @@ def test_a_faulty_run() -> None:
 def test_a_cell_says_what_is_known(changes: dict[str, Any], seen: str) -> None:
     line = next(line for line in rendered(judgement(table=[row(3584, **changes)])).splitlines() if "3,584" in line)
     assert seen in "  ".join(cell.strip() for cell in line.split("  ") if cell.strip())
+
+
+def instrumented() -> Judgement:
+    rows = [row(3583, content_boundary=1792), row(3584, content_boundary=None)]
+    result = CheckResult(
+        check="page-bytes",
+        verdict=Verdict.PASS,
+        summary="20928/20928 page rows equal along their path; stored copies read",
+        unit="page rows (internal checks)",
+        examined=20928,
+    )
+    return judgement(table=rows, results=[result], required=["page-bytes"], performance_eligible=False)
+
+
+def test_b_by_content_has_a_column_when_bytes_were_read() -> None:
+    lines = rendered(instrumented()).splitlines()
+    cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+    assert ["3,583", "–", "1,792", "1,792", "1,792", "1,791", "1,791", "54,809,600 ×4", "pass"] in cells
+    assert ["3,584", "–", "1,792", "?", "1,792", "1,792", "1,792", "54,809,600 ×4", "pass"] in cells
+    assert any("B by content: the prefix whose state" in line for line in lines)
+    assert "B by content" not in rendered(judgement())
+
+
+def test_page_rows_are_internal_checks_and_the_run_no_measurement() -> None:
+    text = " ".join(rendered(instrumented()).split())
+    assert "page rows (internal checks)" in text
+    assert "not eligible for performance" in text
+    assert "not eligible for performance" not in rendered(judgement())
 
 
 def test_without_cases_there_is_no_table_of_them() -> None:

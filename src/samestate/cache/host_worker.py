@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -31,9 +31,32 @@ from vllm.v1.kv_offload.cpu.gpu_worker import compute_sub_block_ptrs
 class PageCopies(NamedTuple):
     """Equally long pages of one entry: addresses on both sides, bytes of each page."""
 
+    group: int
+    ref: int
+    """Position of the entry in its group's references."""
+    blocks: np.ndarray
+    """Device blocks that the pages belong to."""
     device: np.ndarray
     tier: np.ndarray
     page_bytes: int
+    block_stride: int
+    """Bytes from a page to the next block's on the device."""
+
+
+Route = Callable[[list[PageCopies], bool], list[PageCopies]]
+"""The copies to make for those of a job; the flag says whether the job is a load."""
+Report = Callable[[int, "Future[TransferResult]"], "TransferResult | None"]
+"""The result to report for a job whose copies are this future; None: not yet."""
+
+
+def as_ordered(copies: list[PageCopies], load: bool) -> list[PageCopies]:
+    """Copy what the job says."""
+    return copies
+
+
+def when_copied(job_id: int, copied: Future[TransferResult]) -> TransferResult | None:
+    """Report a job once all its pages are copied."""
+    return copied.result() if copied.done() else None
 
 
 class TierPage(NamedTuple):
@@ -56,9 +79,15 @@ class HostWorker(OffloadingWorker):
         blocks_per_chunk: Blocks in one row of the tier.
         num_chunks: Rows of the tier.
 
+    Attributes:
+        route: Asked for every job, in the copying thread, before it is copied.
+        report: Asked for every open job when vLLM asks which are finished.
+
     """
 
     def __init__(self, kv_caches: CanonicalKVCaches, blocks_per_chunk: int, num_chunks: int) -> None:
+        self.route: Route = as_ordered
+        self.report: Report = when_copied
         self._blocks_per_chunk = blocks_per_chunk
         self._refs = kv_caches.group_data_refs
         self._device = [t.tensor.view(torch.int8).view(-1, t.page_size_bytes) for t in kv_caches.tensors]
@@ -81,8 +110,11 @@ class HostWorker(OffloadingWorker):
 
     @override
     def get_finished(self) -> list[TransferResult]:
-        done = [job_id for job_id, future in self._running.items() if future.done()]
-        return [self._running.pop(job_id).result() for job_id in done]
+        reports = [self.report(job_id, copied) for job_id, copied in self._running.items()]
+        results = [result for result in reports if result is not None]
+        for result in results:
+            del self._running[result.job_id]
+        return results
 
     @override
     def wait(self, job_ids: set[int]) -> None:
@@ -113,8 +145,19 @@ class HostWorker(OffloadingWorker):
     def _submit(self, job_id: int, device: GPULoadStoreSpec, tier: LoadStoreSpec, to_device: bool) -> bool:
         assert isinstance(tier, BlockIDsLoadStoreSpec)
         copies = list(self._page_copies(device, tier))
-        self._running[job_id] = self._copier.submit(_copy, job_id, copies, to_device)
+        self._running[job_id] = self._copier.submit(self._copy, job_id, copies, to_device)
         return True
+
+    def _copy(self, job_id: int, copies: list[PageCopies], to_device: bool) -> TransferResult:
+        started = time.monotonic()
+        for one in self.route(copies, to_device):
+            sources, targets = (one.tier, one.device) if to_device else (one.device, one.tier)
+            for target, source in zip(targets, sources, strict=True):
+                ctypes.memmove(int(target), int(source), one.page_bytes)
+        moved = sum(one.page_bytes * len(one.device) for one in copies)
+        return TransferResult(
+            job_id=job_id, success=True, transfer_size=moved, transfer_time=time.monotonic() - started
+        )
 
     def _page_copies(self, device: GPULoadStoreSpec, tier: BlockIDsLoadStoreSpec) -> Iterator[PageCopies]:
         """Addresses of all pages of a job, entry by entry.
@@ -123,7 +166,9 @@ class HostWorker(OffloadingWorker):
         with blocks that belong to others and are skipped.
         """
         device_start = tier_start = 0
-        for refs, size, first in zip(self._refs, device.group_sizes, device.block_indices, strict=True):
+        for group, (refs, size, first) in enumerate(
+            zip(self._refs, device.group_sizes, device.block_indices, strict=True)
+        ):
             if size == 0:
                 continue
             skip = first % self._blocks_per_chunk
@@ -131,18 +176,9 @@ class HostWorker(OffloadingWorker):
             device_ids = device.block_ids[device_start : device_start + size]
             tier_ids = tier.block_ids[tier_start : tier_start + chunks]
             device_start, tier_start = device_start + size, tier_start + chunks
-            for ref in refs:
+            for index, ref in enumerate(refs):
                 on_device, in_tier = np.empty(size, np.uint64), np.empty(size, np.uint64)
-                compute_sub_block_ptrs(device_ids, 1, on_device, self._device[ref.tensor_idx])
+                rows = self._device[ref.tensor_idx]
+                compute_sub_block_ptrs(device_ids, 1, on_device, rows)
                 compute_sub_block_ptrs(tier_ids, self._blocks_per_chunk, in_tier, self._tier[ref.tensor_idx], skip)
-                yield PageCopies(on_device, in_tier, ref.page_size_bytes)
-
-
-def _copy(job_id: int, copies: list[PageCopies], to_device: bool) -> TransferResult:
-    started = time.monotonic()
-    moved = 0
-    for device, tier, page_bytes in copies:
-        for destination, source in zip(device, tier, strict=True) if to_device else zip(tier, device, strict=True):
-            ctypes.memmove(int(destination), int(source), page_bytes)
-        moved += page_bytes * len(device)
-    return TransferResult(job_id=job_id, success=True, transfer_size=moved, transfer_time=time.monotonic() - started)
+                yield PageCopies(group, index, device_ids, on_device, in_tier, ref.page_size_bytes, rows.stride(0))

@@ -12,11 +12,27 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from samestate.checks import continuation, counters, coverage, equality, geometry, integrity, settings, transfers
+from samestate.checks import (
+    completion,
+    continuation,
+    counters,
+    coverage,
+    equality,
+    geometry,
+    integrity,
+    layout,
+    page_coverage,
+    pages,
+    poison,
+    prefix_identity,
+    settings,
+    transfers,
+)
 from samestate.checks.base import Check, CheckResult, Verdict
 from samestate.checks.boundary import CHECK as BOUNDARY
 from samestate.checks.boundary import boundary
 from samestate.checks.history import CONTROL, REFERENCE, History, MissingEvidence
+from samestate.checks.page_history import PAGE_LEVELS
 from samestate.checks.plan_identity import CHECK as PLAN_IDENTITY
 from samestate.checks.plan_identity import Running, plan_identity
 from samestate.checks.table import CaseRow, table
@@ -26,7 +42,7 @@ from samestate.evidence.canonical import sha256_hex
 
 _DECIDING_SOURCES = {
     "samestate.checks": None,
-    "samestate.plans": {"lengths.py", "model.py", "operations.py"},
+    "samestate.plans": {"lending.py", "lengths.py", "model.py", "operations.py"},
     "samestate.evidence": {"archive.py", "canonical.py", "records.py", "seal.py", "stream.py"},
 }
 """What an analyzer's hash covers: every module that can change a verdict. None: all of the room."""
@@ -58,6 +74,8 @@ class Judgement(BaseModel):
     fault: str | None
     """The injected fault that the archive is tagged with. Shown, never judged by."""
     comparison_kind: Literal["paired_live", "candidate_vs_archived"]
+    performance_eligible: bool
+    """False: pages were read, saves held back or a fault injected, so no time of this run is a measurement."""
     verdict: Verdict
     results: list[CheckResult]
     required: list[str]
@@ -102,13 +120,14 @@ def judge(archive: Archive, analyzer_id: str | None = None) -> Judgement:
         plan_sha256=history.plan_sha256,
         fault=history.fault,
         comparison_kind="candidate_vs_archived" if archived else "paired_live",
+        performance_eligible=_performance_eligible(history),
         verdict=run_verdict(required, results),
         results=results,
         required=required,
         table=rows,
         scope=_scope(history),
         not_shown=_not_shown(history),
-        limitations=[*limitations, *_limitations(history)],
+        limitations=[*limitations, *_limitations(history, analyzer)],
     )
 
 
@@ -171,12 +190,20 @@ def _not_shown(history: History) -> list[str]:
         return []
 
 
-def _limitations(history: History) -> list[str]:
+def _performance_eligible(history: History) -> bool:
+    engines = [seen.rec for arm in history.arms.values() for seen in arm.engines]
+    delayed = any(arm.pages.delayed for arm in history.arms.values())
+    return not (history.fault or delayed or any(engine.audit_level in PAGE_LEVELS for engine in engines))
+
+
+def _limitations(history: History, analyzer: Analyzer) -> list[str]:
     """What the records themselves say that this run cannot show."""
-    found = [
-        "Checks recompute results from recorded evidence; they are no second implementation of the engine.",
-        "B is what each transfer says of itself; the bytes were not inspected.",
-    ]
+    found = ["Checks recompute results from recorded evidence; they are no second implementation of the engine."]
+    if prefix_identity.CHECK in analyzer.checks and any(arm.pages.transfers for arm in history.arms.values()):
+        found.append("Digests show which bytes a page held, not that the model reads the page at that address.")
+        found.append("Page rows are repeated internal checks of recorded bytes; no device memory was read again.")
+    else:
+        found.append("B is what each transfer says of itself; the bytes were not inspected.")
     if max((arm.concurrency for arm in history.arms.values()), default=0) <= 1:
         found.append("No two requests were ever in one step: nothing is shown about concurrency.")
     control = history.arms.get(CONTROL)
@@ -189,30 +216,46 @@ def _limitations(history: History) -> list[str]:
 
 
 BOUNDARY_V1 = "boundary-v1"
+BOUNDARY_INSTRUMENTED_V1 = "boundary-instrumented-v1"
 
 
-def _plan_identity(history: History) -> CheckResult:
-    return plan_identity(history, Running(BOUNDARY_V1, source_sha256(BOUNDARY_V1)))
+def _identity_under(analyzer_id: str) -> Check:
+    return lambda history: plan_identity(history, Running(analyzer_id, source_sha256(analyzer_id)))
 
+
+def _boundary_checks(analyzer_id: str) -> dict[str, Check]:
+    return {
+        integrity.CHECK: integrity.integrity,
+        coverage.CHECK: coverage.coverage,
+        PLAN_IDENTITY: _identity_under(analyzer_id),
+        settings.CHECK: settings.settings,
+        geometry.CHECK: geometry.geometry,
+        equality.PAIRED: equality.paired_equality,
+        equality.RELOAD: equality.reload_equality,
+        BOUNDARY: boundary,
+        transfers.CHECK: transfers.transfers,
+        counters.CHECK: counters.preemptions,
+        continuation.EOS_ABSENT: continuation.eos_absent,
+        continuation.NON_VACUITY: continuation.non_vacuity,
+        equality.CONTROLS: equality.controls_equal,
+    }
+
+
+_PAGE_CHECKS: dict[str, Check] = {
+    layout.CHECK: layout.layout,
+    pages.CHECK: pages.page_bytes,
+    page_coverage.CHECK: page_coverage.page_coverage,
+    poison.CHECK: poison.poison,
+    completion.CHECK: completion.save_completion,
+    prefix_identity.CHECK: prefix_identity.prefix_identity,
+}
+"""Of the bytes themselves. None stands for another (requirement 41)."""
+
+_ALWAYS = (integrity.CHECK, coverage.CHECK, PLAN_IDENTITY)
 
 ANALYZERS: dict[str, Analyzer] = {
-    BOUNDARY_V1: Analyzer(
-        id=BOUNDARY_V1,
-        checks={
-            integrity.CHECK: integrity.integrity,
-            coverage.CHECK: coverage.coverage,
-            PLAN_IDENTITY: _plan_identity,
-            settings.CHECK: settings.settings,
-            geometry.CHECK: geometry.geometry,
-            equality.PAIRED: equality.paired_equality,
-            equality.RELOAD: equality.reload_equality,
-            BOUNDARY: boundary,
-            transfers.CHECK: transfers.transfers,
-            counters.CHECK: counters.preemptions,
-            continuation.EOS_ABSENT: continuation.eos_absent,
-            continuation.NON_VACUITY: continuation.non_vacuity,
-            equality.CONTROLS: equality.controls_equal,
-        },
-        always_required=(integrity.CHECK, coverage.CHECK, PLAN_IDENTITY),
-    )
+    BOUNDARY_V1: Analyzer(BOUNDARY_V1, _boundary_checks(BOUNDARY_V1), _ALWAYS),
+    BOUNDARY_INSTRUMENTED_V1: Analyzer(
+        BOUNDARY_INSTRUMENTED_V1, _boundary_checks(BOUNDARY_INSTRUMENTED_V1) | _PAGE_CHECKS, _ALWAYS
+    ),
 }

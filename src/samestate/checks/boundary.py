@@ -18,7 +18,7 @@ from samestate.evidence.records import BatchSource, EntryKind, OperationName
 from samestate.plans.operations import boundary as strict_boundary
 
 CHECK = "boundary"
-_STATE = (EntryKind.RECURRENT, EntryKind.CONV)
+STATE = (EntryKind.RECURRENT, EntryKind.CONV)
 """Kinds whose page is the state at one boundary, not a row of tokens."""
 
 
@@ -148,7 +148,7 @@ def _parts(arm: ArmHistory, reload: Reload) -> Iterator[Finding]:
             continue
         kinds = {group.group: group.entry_kind for group in registered.rec.engine_groups}
         groups = {group.group: kinds.get(group.engine_group) for group in registered.rec.transfer_groups}
-        state = {group for group, kind in groups.items() if kind in _STATE}
+        state = {group for group, kind in groups.items() if kind in STATE}
         moved = [(load, part) for load in loads for part in load.submitted.rec.parts if part.pages]
         for load, part in moved:
             place = _at(reload, rank=rank, group=part.group, boundary=part.boundary)

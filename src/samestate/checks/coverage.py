@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from samestate.checks.base import CheckResult, Finding, Place
-from samestate.checks.history import ArmHistory, History, Seen
+from samestate.checks.history import ArmHistory, History
+from samestate.checks.seen import Seen
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence import records as r
 from samestate.plans.model import InputIdentity

@@ -10,10 +10,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
+from samestate.checks.page_history import PAGE_RECORDS, PageHistory, Steps
+from samestate.checks.seen import Seen
 from samestate.evidence import records as r
 from samestate.evidence.archive import Archive
 from samestate.evidence.canonical import sha256_hex
@@ -25,7 +27,6 @@ CONTROL = "control"
 CANDIDATE = "candidate"
 REFERENCE = "reference-control"
 
-R = TypeVar("R", bound=r.Record)
 M = TypeVar("M", Plan, ResolvedPlan)
 
 
@@ -35,21 +36,6 @@ class MissingEvidence(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-class Seen(NamedTuple, Generic[R]):
-    """A record and where it stands."""
-
-    rec: R
-    stream: str
-    """``arms/candidate/client.jsonl``."""
-    n: int
-    """Line number, from 0."""
-
-    @property
-    def where(self) -> str:
-        """``arms/candidate/client.jsonl:17``."""
-        return f"{self.stream}:{self.n}"
 
 
 class Row(NamedTuple):
@@ -130,6 +116,10 @@ class ArmHistory:
     imported_from: str | None
     """Hash of the seal that the arm was copied from; None: it ran live."""
     streams: list[str]
+    source_plan_sha256: str | None = None
+    """Hash of the plan that an imported arm was recorded under, where that is another plan."""
+    source_plan: Plan | None = None
+    """That plan; None also when it cannot be read."""
     engines: list[Seen[r.EngineStarted]] = field(default_factory=list)
     ranks: dict[int, Seen[r.RankRegistered]] = field(default_factory=dict)
     resolved: list[Seen[r.PlanResolved]] = field(default_factory=list)
@@ -142,11 +132,14 @@ class ArmHistory:
     schedules: dict[tuple[str, r.BatchSource], Schedule] = field(default_factory=dict)
     preempted: dict[str, list[str]] = field(default_factory=dict)
     """Request id -> where it was preempted."""
+    steps: Steps = field(default_factory=Steps)
     concurrency: int = 0
     """Most requests in one step."""
     loads: dict[str, list[Load]] = field(default_factory=dict)
     stray_loads: list[Seen[r.LoadCompleted]] = field(default_factory=list)
     saves: Saves = field(default_factory=Saves)
+    pages: PageHistory = field(default_factory=PageHistory)
+    """Empty unless the arm's engine says that its pages were read."""
 
     @property
     def engine(self) -> Seen[r.EngineStarted]:
@@ -164,6 +157,12 @@ class ArmHistory:
         """Batch rows of an operation's request; None: no output, or no row."""
         output = self.output(op)
         return self.schedules.get((output.rec.request, source)) if output else None
+
+    def resumed(self, request: str, t_ns: int) -> Row | None:
+        """First batch after the allocation that a load submitted at `t_ns` fills: p is its start."""
+        schedule = self.schedules.get((request, r.BatchSource.SCHEDULER))
+        allocated = self.pages.allocated_line(request, t_ns)
+        return next((row for row in schedule or () if row.n > allocated), None)
 
     def counter(self, op: str, name: str) -> float | None:
         """After minus before, around an operation; None: not readable both times."""
@@ -247,6 +246,10 @@ class History:
             raise MissingEvidence("missing_arm", f"the archive has no arm {name}")
         return self.arms[name]
 
+    def whole(self, arm: str) -> bool:
+        """Whether the arm's files are undamaged: only then does a record that is not there say anything."""
+        return not any(defect.where.startswith(f"arms/{arm}/") for defect in self.defects)
+
     @property
     def attempt(self) -> Attempt:
         """The attempt that this archive holds; raises MissingEvidence."""
@@ -280,6 +283,7 @@ class _Reader:
             r.SaveSubmitted: self._save,
             r.SaveCompleted: self._saved,
         }
+        self._paged = set(PAGE_RECORDS)
 
     def history(self) -> History:
         plan_json, resolved_json = self._archive.plan_json, self._archive.resolved_json
@@ -328,17 +332,25 @@ class _Reader:
     def _arm(self, name: str) -> ArmHistory:
         processes = self._archive.streams(name)
         arm = ArmHistory(name, self._archive.imported_from(name), processes)
+        if (source_plan := self._archive.source_plan_json(name)) is not None:
+            arm.source_plan_sha256 = sha256_hex(source_plan)
+            arm.source_plan = self._model(Plan, source_plan, f"arms/{name}/source-plan.json")
         for process in processes:
             stream = f"arms/{name}/{process}.jsonl"
             for line in self._archive.records(name, process):
                 self._records += 1
+                seen = Seen(line.rec, stream, line.n, line.t_ns)
                 handler = self._handlers.get(type(line.rec))
                 if handler is not None:
-                    handler(arm, Seen(line.rec, stream, line.n))
+                    handler(arm, seen)
+                if type(line.rec) in self._paged:
+                    arm.pages.take(seen)
         return arm
 
     def _batch(self, arm: ArmHistory, seen: Seen[r.BatchScheduled]) -> None:
         rec, schedules = seen.rec, arm.schedules
+        if rec.source is r.BatchSource.SCHEDULER:
+            arm.steps.add(seen.t_ns, seen.n)
         arm.concurrency = max(arm.concurrency, len(rec.rows))
         for row in rec.rows:
             key = (row.request, rec.source)

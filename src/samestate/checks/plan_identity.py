@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place
-from samestate.checks.history import CONTROL, REFERENCE, History
+from samestate.checks.history import CONTROL, REFERENCE, ArmHistory, History
 from samestate.checks.verdicts import conclude, fail, unknown
-from samestate.evidence.canonical import token_digest
+from samestate.evidence.canonical import canonical_json, sha256_hex, token_digest
+from samestate.plans.lending import objection
 
 CHECK = "plan-identity"
 
@@ -24,6 +25,7 @@ def plan_identity(history: History, running: Running) -> CheckResult:
     """Hold plan, attempt, `resolved.json`, inputs, engines, imports and analyzer against each other."""
     findings = [
         *_hashes(history),
+        *_lenders(history),
         *_expansion(history),
         *_inputs(history),
         *_shared_checkpoints(history),
@@ -47,13 +49,34 @@ def _hashes(history: History) -> Iterator[Finding]:
         place = Place(arm=arm.name)
         if not arm.resolved:
             yield unknown("missing_resolved", f"arm {arm.name}: no plan_resolved record", place)
+        expected = _resolved_sha256(history, arm)
         for seen in arm.resolved:
-            if seen.rec.resolved_sha256 != history.resolved_sha256:
+            if seen.rec.resolved_sha256 != expected:
                 message = f"arm {arm.name} ran another resolved.json ({seen.rec.resolved_sha256[:12]})"
                 yield fail("wrong_resolved", message, place, [seen.where])
             if arm.started and arm.started[0].stream == seen.stream and arm.started[0].n < seen.n:
                 message = f"arm {arm.name} resolved its plan after its first operation"
                 yield fail("resolved_late", message, place, [seen.where, arm.started[0].where])
+
+
+def _resolved_sha256(history: History, arm: ArmHistory) -> str | None:
+    """Of the `resolved.json` that an arm must have run: this archive's, or the same one under the lender's plan."""
+    if arm.source_plan_sha256 is None:
+        return history.resolved_sha256
+    resolved = history.resolved.model_copy(update={"plan_sha256": arm.source_plan_sha256})
+    return sha256_hex(canonical_json(resolved.model_dump(mode="json")))
+
+
+def _lenders(history: History) -> Iterator[Finding]:
+    """An arm of another plan comes from the plan that this one names, and was run alike."""
+    for arm in history.arms.values():
+        if arm.source_plan_sha256 is None:
+            continue
+        place = Place(arm=arm.name)
+        if arm.source_plan is None:
+            yield unknown("missing_source", f"arm {arm.name}: the plan that it was recorded under is unreadable", place)
+        elif why := objection(history.plan, arm.source_plan):
+            yield fail("wrong_lender", f"arm {arm.name} was lent by an archive that {why}", place)
 
 
 def _expansion(history: History) -> Iterator[Finding]:

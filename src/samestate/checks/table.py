@@ -10,6 +10,7 @@ from samestate.checks.base import CheckResult, Verdict
 from samestate.checks.boundary import Reload, reloads
 from samestate.checks.equality import first_difference
 from samestate.checks.history import CANDIDATE, CONTROL, History
+from samestate.checks.prefix_identity import content_boundaries
 from samestate.checks.transfers import rank_bytes
 from samestate.checks.verdicts import run_verdict
 
@@ -28,6 +29,8 @@ class CaseRow(BaseModel):
     boundary: int | None
     """B, when every load of every rank reports the same one."""
     boundary_reported: bool
+    content_boundary: int | None
+    """B by content: which boundary the loaded bytes represent, when all state pages of all ranks say the same."""
     credited: int | None
     """p: computed tokens credited before the first batch."""
     scheduled: int | None
@@ -41,10 +44,13 @@ class CaseRow(BaseModel):
 
 def table(history: History, results: Sequence[CheckResult], required: Sequence[str]) -> list[CaseRow]:
     """A row for every planned case; raises MissingEvidence where not even the cases are known."""
-    return [_row(history, reload, results, required) for reload in reloads(history)]
+    contents = content_boundaries(history)
+    return [_row(history, reload, contents.get(reload.op), results, required) for reload in reloads(history)]
 
 
-def _row(history: History, reload: Reload, results: Sequence[CheckResult], required: Sequence[str]) -> CaseRow:
+def _row(
+    history: History, reload: Reload, content: int | None, results: Sequence[CheckResult], required: Sequence[str]
+) -> CaseRow:
     control = history.arms[CONTROL].output(reload.op) if CONTROL in history.arms else None
     candidate = history.arm(CANDIDATE).output(reload.op)
     compared = control is not None and candidate is not None
@@ -59,6 +65,7 @@ def _row(history: History, reload: Reload, results: Sequence[CheckResult], requi
         equal=difference is None if compared else None,
         boundary=boundary,
         boundary_reported=bool(reload.loads) and None not in reload.boundaries.values(),
+        content_boundary=content,
         credited=first.start if first else None,
         scheduled=first.scheduled if first else None,
         suffix=reload.tokens - boundary if boundary is not None else None,

@@ -59,6 +59,8 @@ class Generation(NamedTuple):
     logprobs: list[float] | None
     finish_reason: str | None
     cached_tokens: int | None
+    first_token_s: float | None = None
+    """Seconds from handing the request to the engine to its first output, in the engine's process."""
 
 
 class ResetResult(NamedTuple):

@@ -16,12 +16,13 @@ then the first batch.
 from __future__ import annotations
 
 import platform
+import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import pairwise
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from samestate.engines.base import CounterValues, Engine, EngineError, EngineSpec, Generation, ResetResult
 from samestate.evidence.records import (
@@ -35,19 +36,29 @@ from samestate.evidence.records import (
     BatchRow,
     BatchScheduled,
     BatchSource,
+    BlocksAssigned,
     EngineGroup,
     EngineStarted,
     EngineStopped,
+    Entry,
     EntryKind,
     FaultArmed,
+    GuardsChecked,
     LoadCompleted,
     LoadSubmitted,
     Lookup,
+    PageRow,
+    PagesDigested,
+    PageSide,
+    PagesPoisoned,
     RankRegistered,
     RequestFinished,
     SaveCompleted,
+    SaveDelayed,
     SaveSubmitted,
+    SaveWaited,
     Scalar,
+    StateComputed,
     TransferGroup,
     TransferPart,
 )
@@ -64,9 +75,30 @@ NULL_BLOCK = 0
 SLOT_BYTES = 2
 STATE_BYTES = 8
 PRIME = 2**61 - 1
+SENTINEL = b"\x41" * 8
+"""What a poisoned page is filled with."""
 
 Key = tuple[int, bytes]
 """Group and hash of the whole token prefix that a block ends."""
+
+
+class Place(NamedTuple):
+    """One page of a job: where it is in the request's table, and which block that is."""
+
+    group: int
+    slot: int
+    block: int
+
+
+class PendingSave(NamedTuple):
+    """A save that was submitted and is not reported yet."""
+
+    job: int
+    request: str
+    places: list[Place]
+    keys: list[Key]
+    parts: list[TransferPart]
+    due_ns: int
 
 
 class Conduct:
@@ -79,6 +111,10 @@ class Conduct:
     def arrives(self, rank: int, group: int, page: bytes) -> bytes | None:
         """What a load puts in place for `page`; None puts nothing and reports success."""
         return page
+
+    def due(self, due_ns: int) -> int:
+        """When a save whose completion is held back until `due_ns` is reported as done."""
+        return due_ns
 
 
 class FullLookup(Conduct):
@@ -296,6 +332,10 @@ class SimEngine(Engine):
         self._spec = spec
         self._connected = spec.connector != "none"
         self._audited = self._connected and spec.audit_level != "off"
+        self._reads_pages = self._connected and spec.audit_level in ("digest", "poison")
+        self._pending: list[PendingSave] = []
+        self._fresh: list[int] = []
+        """Blocks that were taken and are not cleared yet."""
         self._started = False
         self._scheduler: StreamWriter | None = None
         self._workers: list[StreamWriter] = []
@@ -351,6 +391,7 @@ class SimEngine(Engine):
                 break
         if self._audited:
             self._say(RequestFinished(request=sequence.request))
+        self._settle()
         for table in sequence.tables:
             self._pool.release(table)
         return Generation(sequence.request, sequence.tokens[prompt:], logprobs, finish, cached)
@@ -415,6 +456,7 @@ class SimEngine(Engine):
         self._grow(sequence, boundary)
         tables = [list(table) for table in sequence.tables]
         self._audit(Allocated(request=sequence.request, external_tokens=matched, block_ids=tables))
+        self._clear_fresh()
         self._load(sequence, local // block, boundary)
         # vLLM subtracts one after a load of the whole prompt, with no thought of recurrent state.
         return min(boundary, tokens - 1)
@@ -431,19 +473,40 @@ class SimEngine(Engine):
 
     def _take(self) -> int:
         block = self._pool.take()
-        for rank in self._ranks:
-            rank.clear(block)
+        self._fresh.append(block)
         return block
+
+    def _clear_fresh(self) -> None:
+        """In the workers: wait for the saves that still read a new block, then clear it."""
+        for save in [one for one in self._pending if any(place.block in self._fresh for place in one.places)]:
+            began = time.monotonic_ns()
+            self._sleep_until(save.due_ns)
+            waited = time.monotonic_ns() - began
+            self._on_ranks(lambda rank: SaveWaited(rank=rank, jobs=[save.job], waited_ns=waited))  # noqa: B023
+            self._complete(save)
+        for block in self._fresh:
+            for rank in self._ranks:
+                rank.clear(block)
+        self._fresh.clear()
 
     def _step(self, sequence: _Sequence, start: int, end: int) -> None:
         """Schedule and compute tokens [start, end), then file and save the blocks they completed."""
+        had = [len(table) if start else 0 for table in sequence.tables]
         self._grow(sequence, end)
         self._steps += 1
+        if self._reads_pages:
+            new = [table[first:] for table, first in zip(sequence.tables, had, strict=True)]
+            if any(new):
+                self._say(BlocksAssigned(step=self._steps, request=sequence.request, blocks=new))
         row = BatchRow(request=sequence.request, start=start, scheduled=end - start, drafted=0)
         for source in (BatchSource.CONNECTOR, BatchSource.SCHEDULER) if self._audited else (BatchSource.SCHEDULER,):
             self._say(BatchScheduled(step=self._steps, source=source, rows=[row], preempted=[]))
         attention, states = sequence.tables
         block = self._settings.block_size
+        if self._reads_pages and end % block == 0:
+            held = [[RECURRENT, states[end // block - 1]]]
+            self._say(StateComputed(step=self._steps, request=sequence.request, boundary=end, blocks=held))
+        self._clear_fresh()
         source_block = states[max(start - 1, 0) // block]
         target_block = states[(end - 1) // block]
         for rank in self._ranks:
@@ -460,39 +523,76 @@ class SimEngine(Engine):
 
     def _load(self, sequence: _Sequence, first: int, boundary: int) -> None:
         slots = boundary // self._settings.block_size
-        places = [*((ATTENTION, slot) for slot in range(first, slots)), (RECURRENT, slots - 1)]
+        places = [
+            Place(group, slot, sequence.tables[group][slot])
+            for group, slot in [*((ATTENTION, slot) for slot in range(first, slots)), (RECURRENT, slots - 1)]
+        ]
+        keys = [sequence.key(place.group, place.slot) for place in places]
         job, parts = self._job(places)
-        self._on_ranks(
-            lambda rank: LoadSubmitted(rank=rank, job=job, request=sequence.request, boundary=boundary, parts=parts)
-        )
+        request, moved = sequence.request, sum(part.bytes for part in parts)
+        self._on_ranks(lambda rank: LoadSubmitted(rank=rank, job=job, request=request, boundary=boundary, parts=parts))
+        stored = [[self._tier.get(key, rank) for key in keys] for rank in range(len(self._ranks))]
+        self._digest("load", PageSide.STORED, "submitted", job, request, places, stored)
+        guards = self._poison(job, places) if self._spec.audit_level == "poison" else {}
         for number, rank in enumerate(self._ranks):
-            for group, slot in places:
-                page = self._conduct.arrives(number, group, self._tier.get(sequence.key(group, slot), number))
-                if page is not None:
-                    rank.write(sequence.tables[group][slot], page)
-        for group, slot in places:
-            self._pool.file(sequence.key(group, slot), sequence.tables[group][slot])
-        moved = sum(part.bytes for part in parts)
+            for place, page in zip(places, stored[number], strict=True):
+                arrived = self._conduct.arrives(number, place.group, page)
+                if arrived is not None:
+                    rank.write(place.block, arrived)
+        for place, key in zip(places, keys, strict=True):
+            self._pool.file(key, place.block)
+        self._digest("load", PageSide.DESTINATION, "completed", job, request, places, self._pages(places))
+        if guards:
+            self._on_ranks(lambda rank: self._guards_checked(rank, job, guards))
         self._on_ranks(lambda rank: LoadCompleted(rank=rank, job=job, ok=True, bytes=moved))
 
-    def _save(self, sequence: _Sequence, places: list[tuple[int, int]]) -> None:
-        if not places:
+    def _save(self, sequence: _Sequence, slots: list[tuple[int, int]]) -> None:
+        if not slots:
             return
+        places = [Place(group, slot, sequence.tables[group][slot]) for group, slot in slots]
         job, parts = self._job(places)
-        self._on_ranks(lambda rank: SaveSubmitted(rank=rank, job=job, request=sequence.request, parts=parts))
-        for group, slot in places:
-            size, block = self._settings.effective_bytes[group], sequence.tables[group][slot]
-            pages = [bytes(rank.memory[block][:size]) for rank in self._ranks]
-            self._tier.put(sequence.key(group, slot), pages)
-        moved = sum(part.bytes for part in parts)
-        self._on_ranks(lambda rank: SaveCompleted(rank=rank, job=job, ok=True, bytes=moved))
+        request, delay = sequence.request, self._spec.save_delay_ms
+        self._on_ranks(lambda rank: SaveSubmitted(rank=rank, job=job, request=request, parts=parts))
+        if delay:
+            self._on_ranks(lambda rank: SaveDelayed(rank=rank, job=job, delay_ms=delay))
+        self._digest("save", PageSide.SOURCE, "submitted", job, request, places, self._pages(places))
+        due = self._conduct.due(time.monotonic_ns() + delay * 1_000_000) if delay else 0
+        keys = [sequence.key(place.group, place.slot) for place in places]
+        self._pending.append(PendingSave(job, request, places, keys, parts, due))
+        if not delay:
+            self._settle()
 
-    def _job(self, places: Sequence[tuple[int, int]]) -> tuple[int, list[TransferPart]]:
+    def _settle(self) -> None:
+        """Let every pending save be done; the engine has nothing else to do."""
+        for save in list(self._pending):
+            self._sleep_until(save.due_ns)
+            self._complete(save)
+
+    def _complete(self, save: PendingSave) -> None:
+        self._pending.remove(save)
+        pages = self._pages(save.places)
+        for index, key in enumerate(save.keys):
+            self._tier.put(key, [of_rank[index] for of_rank in pages])
+        for side in (PageSide.SOURCE, PageSide.STORED):
+            self._digest("save", side, "completed", save.job, save.request, save.places, pages)
+        moved = sum(part.bytes for part in save.parts)
+        self._on_ranks(lambda rank: SaveCompleted(rank=rank, job=save.job, ok=True, bytes=moved))
+
+    def _sleep_until(self, due_ns: int) -> None:
+        while (left := due_ns - time.monotonic_ns()) > 0:
+            time.sleep(left / 1e9)
+
+    def _pages(self, places: Sequence[Place]) -> list[list[bytes]]:
+        """The effective bytes of pages in the engine's memory, by rank."""
+        sizes = self._settings.effective_bytes
+        return [[bytes(rank.memory[place.block][: sizes[place.group]]) for place in places] for rank in self._ranks]
+
+    def _job(self, places: Sequence[Place]) -> tuple[int, list[TransferPart]]:
         """A new job number, and what the job moves on each rank, by group."""
         self._jobs += 1
         parts = []
         for group, size in enumerate(self._settings.effective_bytes):
-            slots = [slot for of, slot in places if of == group]
+            slots = [place.slot for place in places if place.group == group]
             if slots:
                 part = TransferPart(
                     group=group,
@@ -503,6 +603,62 @@ class SimEngine(Engine):
                 )
                 parts.append(part)
         return self._jobs, parts
+
+    # --- pages --------------------------------------------------------------------------------
+
+    def _digest(
+        self,
+        direction: Literal["save", "load"],
+        side: PageSide,
+        moment: Literal["submitted", "completed"],
+        job: int,
+        request: str,
+        places: Sequence[Place],
+        pages: list[list[bytes]],
+    ) -> None:
+        """Record the pages of a job, given by rank, where pages are read at all. An entry is its group."""
+        if not self._reads_pages:
+            return
+        self._on_ranks(
+            lambda rank: PagesDigested(
+                rank=rank,
+                job=job,
+                request=request,
+                direction=direction,
+                side=side,
+                moment=moment,
+                rows=[
+                    PageRow(
+                        entry=place.group,
+                        block_index=place.slot,
+                        block=place.block,
+                        digest=_page_digest(page),
+                        nonzero=len(page) - page.count(0),
+                        sentinel=sum(8 for at in range(0, len(page) - 7, 8) if page[at : at + 8] == SENTINEL),
+                    )
+                    for place, page in zip(places, pages[rank], strict=True)
+                ],
+            )
+        )
+
+    def _poison(self, job: int, places: Sequence[Place]) -> dict[int, list[str]]:
+        """Fill the destination of a load; digests of the pages beside it and of block 0, by block and rank."""
+        blocks = {place.block for place in places}
+        beside = {block + step for block in blocks for step in (-1, 1)} | {NULL_BLOCK}
+        guarded = sorted(block for block in beside - blocks if 0 <= block < self._settings.num_gpu_blocks)
+        sizes = [self._settings.effective_bytes[place.group] for place in places]
+        for rank in self._ranks:
+            for place, size in zip(places, sizes, strict=True):
+                rank.write(place.block, (SENTINEL * (size // 8 + 1))[:size])
+        self._on_ranks(
+            lambda rank: PagesPoisoned(rank=rank, job=job, pages=len(places), bytes=sum(sizes), guards=len(guarded))
+        )
+        return {block: [_page_digest(rank.memory[block]) for rank in self._ranks] for block in guarded}
+
+    def _guards_checked(self, rank: int, job: int, guards: dict[int, list[str]]) -> GuardsChecked:
+        memory = self._ranks[rank].memory
+        changed = [[ATTENTION, block] for block, was in guards.items() if _page_digest(memory[block]) != was[rank]]
+        return GuardsChecked(rank=rank, job=job, steps_between=0, changed=changed)
 
     # --- records ------------------------------------------------------------------------------
 
@@ -559,6 +715,24 @@ class SimEngine(Engine):
                 TransferGroup(group=group, engine_group=group, entries=1, bytes_per_block=size, tokens_per_block=block)
                 for group, size in enumerate(sizes)
             ],
+            entries=[
+                Entry(
+                    entry=group,
+                    layer=layer,
+                    engine_group=group,
+                    kind=kind,
+                    logical_dtype="uint8",
+                    transfer_dtype="uint8",
+                    is_byte_view=True,
+                    shape=[sizes[group]],
+                    storage_offset=0,
+                    block_stride=self._settings.page_bytes,
+                    page_bytes=self._settings.page_bytes,
+                    effective_bytes=sizes[group],
+                )
+                for group, (kind, _, layer) in enumerate(kinds)
+                if self._reads_pages
+            ],
         )
 
     def _choose_conduct(self) -> Conduct:
@@ -592,3 +766,7 @@ class SimEngine(Engine):
     def _on_ranks(self, record: Callable[[int], AnyRecord]) -> None:
         for rank, worker in enumerate(self._workers):
             worker.append(record(rank))
+
+
+def _page_digest(page: bytes | bytearray) -> str:
+    return blake2b(page, digest_size=16).hexdigest()

@@ -40,6 +40,7 @@ INPUTS_NAME = "inputs.json"
 LOG_NAME = "engine.log"
 SOURCE_SEAL_NAME = "source-" + SEAL_NAME
 SOURCE_SUMS_NAME = "source-" + SUMS_NAME
+SOURCE_PLAN_NAME = "source-" + PLAN_NAME
 LOCK_NAME = ".lock"
 DEFECTS_PER_STREAM = 20
 """More are counted as one, so that a ruined stream does not fill the memory."""
@@ -100,11 +101,12 @@ class ArchiveWriter:
         """Write `inputs.json`: token digest -> token ids. ArchiveError when it is there already."""
         _write_new(self.root / INPUTS_NAME, canonical_json(inputs))
 
-    def import_arm(self, source: Archive, arm: str, as_arm: str) -> None:
+    def import_arm(self, source: Archive, arm: str, as_arm: str, *, other_plan: bool = False) -> None:
         """Copy an arm byte for byte, with the seal and the list it came from.
 
-        ArchiveError when the source is unsealed, damaged or of another plan, when its arm was
-        itself imported, or when this archive has the arm already.
+        With `other_plan` the source may be of another plan, whose `plan.json` then comes along: the caller
+        has decided that it may lend. ArchiveError when the source is unsealed, damaged or of another plan
+        without that, when its arm was itself imported, or when this archive has the arm already.
         """
         if defects := source.verify():
             raise ArchiveError(f"{source.root} cannot lend an arm: {defects[0].where}: {defects[0].what}")
@@ -112,7 +114,8 @@ class ArchiveWriter:
             raise ArchiveError(f"{source.root} has no arm {arm}: it has {', '.join(source.arms) or 'none'}")
         if source.imported_from(arm) is not None:
             raise ArchiveError(f"arm {arm} of {source.root} was itself imported: name the archive that recorded it")
-        if source.plan_json is None or sha256_hex(source.plan_json) != self.plan_sha256:
+        same_plan = source.plan_json is not None and sha256_hex(source.plan_json) == self.plan_sha256
+        if not same_plan and not other_plan:
             raise ArchiveError(f"{source.root} is of another plan: an imported arm needs the same plan")
         folder = self.arm_dir(as_arm)
         if any(folder.iterdir()):
@@ -126,6 +129,8 @@ class ArchiveWriter:
                 raise ArchiveError(f"{source.root}: arms/{arm}/{name} changed while it was copied")
         shutil.copyfile(source.root / SEAL_NAME, folder / SOURCE_SEAL_NAME)
         shutil.copyfile(source.root / SUMS_NAME, folder / SOURCE_SUMS_NAME)
+        if not same_plan:
+            shutil.copyfile(source.root / PLAN_NAME, folder / SOURCE_PLAN_NAME)
 
     def seal(self) -> str:
         """Close the attempts and seal all that is in the folder; returns the SHA-256 of `seal.json`.
@@ -233,6 +238,10 @@ class Archive:
         data = self._read(f"arms/{arm}/{SOURCE_SEAL_NAME}")
         return None if data is None else sha256_hex(data)
 
+    def source_plan_json(self, arm: str) -> bytes | None:
+        """`plan.json` of the archive that an arm was imported from; None: the arm is live, or of this very plan."""
+        return self._read(f"arms/{arm}/{SOURCE_PLAN_NAME}")
+
     def verify(self) -> list[Defect]:
         """Read everything again and list every integrity defect. An empty list: sealed and undamaged."""
         names, _, defects = _scan(self.root)
@@ -318,7 +327,7 @@ class Archive:
             return
         seal, source_sums, defects = read_pair(seal_data, sums_data, place + "source-")
         yield from defects
-        plan = self.plan_json
+        plan = self.source_plan_json(arm) or self.plan_json
         if seal is not None and plan is not None and seal.plan_sha256 != sha256_hex(plan):
             yield Defect(place + SOURCE_SEAL_NAME, "is the seal of another plan")
         if len(origins) != 1:
@@ -363,7 +372,7 @@ class Archive:
             return None
 
 
-_SOURCE_NAMES = (SOURCE_SEAL_NAME, SOURCE_SUMS_NAME)
+_SOURCE_NAMES = (SOURCE_SEAL_NAME, SOURCE_SUMS_NAME, SOURCE_PLAN_NAME)
 
 
 def _in_arm(name: str) -> bool:

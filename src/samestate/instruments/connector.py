@@ -37,8 +37,7 @@ from samestate.evidence.records import (
     RankRegistered,
     RequestFinished,
 )
-from samestate.instruments import recorder
-from samestate.instruments.faults import arm_fault
+from samestate.instruments import live_faults, recorder
 from samestate.instruments.layout import engine_groups
 from samestate.instruments.pages import Layout
 from samestate.instruments.schedule import assigned_blocks, batch, computed_states
@@ -110,8 +109,10 @@ class AuditConnector(MultiConnector):
                 int(options.get("save_delay_ms", 0)),
             )
         if fault := options.get("fault"):
-            arm_fault(fault, self._connectors[0], role)
+            live_faults.arm_at_start(fault)
             self._record(lambda: FaultArmed(fault=fault, parameters={}))
+        if not worker:
+            live_faults.offer(self._connectors[0], role, kv_cache_config)
 
     def _observe(self, observation: Callable[[], None]) -> None:
         """Run an observation; a failing one is counted as a lost record and logged once."""
@@ -142,6 +143,8 @@ class AuditConnector(MultiConnector):
         super().register_kv_caches(kv_caches)
         layout = self._observe_pages(kv_caches) if self._digesting else None
         config = self._kv_cache_config
+        if self._watching:
+            live_faults.offer(self._connectors[0], self._role, config)
         self._record(
             lambda: RankRegistered(
                 rank=self._rank,

@@ -1,28 +1,35 @@
-"""Faults on a real engine: small patches of one connector object, pinned by source hash.
+"""Faults on a real engine: small patches of one connector, or of the worker behind it.
 
-A patch belongs to the source it was written against. Unknown source is refused, so that a
-faulty run is never a run in which the fault silently did nothing.
+A patch of vLLM's own inner functions belongs to the source it was written against. Unknown source is
+refused, so that a faulty run is never a run in which the fault silently did nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from typing_extensions import override
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from samestate.evidence.records import BatchSource
 from samestate.instruments.schedule import batch
 
 if TYPE_CHECKING:
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import RequestOffloadState
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
 
@@ -30,16 +37,35 @@ class FaultError(ValueError):
     """The fault cannot act here; one line with the reason."""
 
 
-def arm_fault(name: str, inner: KVConnectorBase_V1, role: KVConnectorRole) -> None:
-    """Arm fault `name` on the audited connector.
+class Audited(NamedTuple):
+    """One connector under audit. A worker's has registered its caches."""
 
-    Raises:
-        FaultError: unknown name, a connector it does not fit, or unknown source.
+    inner: OffloadingConnector
+    role: KVConnectorRole
+    config: KVCacheConfig
 
-    """
-    if name not in _FAULTS:
-        raise FaultError(f"fault {name!r}: not available on vLLM; use one of {', '.join(sorted(_FAULTS))}")
-    _FAULTS[name](inner, role)
+
+class Undo(ExitStack):
+    """Patches that end together."""
+
+    def patch(self, owner: object, name: str, value: object) -> None:
+        """Set an attribute of this one object until closed."""
+        if name in vars(owner):
+            self.callback(setattr, owner, name, vars(owner)[name])
+        else:
+            self.callback(delattr, owner, name)
+        setattr(owner, name, value)
+
+
+class LiveFault(ABC):
+    """A fault; one object for as long as it is armed."""
+
+    roles: ClassVar[tuple[KVConnectorRole, ...]]
+    """Whose connectors it acts on."""
+
+    @abstractmethod
+    def act(self, on: Audited, undo: Undo) -> None:
+        """Act on a connector of one of `roles`. Raises `FaultError` for unknown source or worker."""
 
 
 def source_sha256(function: Callable[..., object]) -> str:
@@ -64,25 +90,26 @@ class _OneTokenMore:
 _LOOKUP_SOURCES = {"ea21cfd48f26d70b99f65a97eb7772b11847b7f9d4931f51ed649db9178bdbed": "vLLM 0.32.0"}
 
 
-def _full_lookup(inner: KVConnectorBase_V1, role: KVConnectorRole) -> None:
+class FullLookup(LiveFault):
     """Look up all N tokens; vLLM then credits N-1 for a full asynchronous hit.
 
     `_lookup_complete_chunks` subtracts the last token before it rounds down to C
     (offloading/scheduler.py). Undoing that matters only where N is a multiple of C. vLLM never saves
     the recurrent state of such a whole prompt, since it would never load it; the fault saves it too.
     """
-    if not isinstance(inner, OffloadingConnector):
-        raise FaultError(f"fault 'full-lookup': needs an OffloadingConnector inside, not {type(inner).__name__}")
-    if role is not KVConnectorRole.SCHEDULER:
-        return
-    digest = source_sha256(OffloadingConnectorScheduler._lookup_complete_chunks)
-    if digest not in _LOOKUP_SOURCES:
-        raise FaultError(f"fault 'full-lookup': unknown source of _lookup_complete_chunks, sha256 {digest}")
-    _look_up_every_token(inner.scheduler)
-    _save_state_of_whole_prompts(inner)
+
+    roles = (KVConnectorRole.SCHEDULER,)
+
+    @override
+    def act(self, on: Audited, undo: Undo) -> None:
+        digest = source_sha256(OffloadingConnectorScheduler._lookup_complete_chunks)
+        if digest not in _LOOKUP_SOURCES:
+            raise FaultError(f"fault 'full-lookup': unknown source of _lookup_complete_chunks, sha256 {digest}")
+        _look_up_every_token(on.inner.scheduler, undo)
+        _save_state_of_whole_prompts(on, undo)
 
 
-def _look_up_every_token(scheduler: OffloadingConnectorScheduler) -> None:
+def _look_up_every_token(scheduler: OffloadingConnectorScheduler, undo: Undo) -> None:
     lookup = scheduler._lookup_complete_chunks
     interval = max(group.tokens_per_chunk for group in scheduler.config.kv_group_configs)
 
@@ -96,15 +123,15 @@ def _look_up_every_token(scheduler: OffloadingConnectorScheduler) -> None:
         finally:
             req_status.req = request
 
-    scheduler._lookup_complete_chunks = faulty
+    undo.patch(scheduler, "_lookup_complete_chunks", faulty)
 
 
-def _save_state_of_whole_prompts(inner: OffloadingConnector) -> None:
+def _save_state_of_whole_prompts(on: Audited, undo: Undo) -> None:
     """Hand the state at N to the connector, in the way vLLM hands over other boundary states."""
-    on_new_request, build_connector_meta = inner.on_new_request, inner.build_connector_meta
+    on_new_request, build_connector_meta = on.inner.on_new_request, on.inner.build_connector_meta
     recurrent = {
         index: group.kv_cache_spec.block_size
-        for index, group in enumerate(inner._kv_cache_config.kv_cache_groups)
+        for index, group in enumerate(on.config.kv_cache_groups)
         if isinstance(group.kv_cache_spec, MambaSpec)
     }
     prompt_tokens: dict[str, int] = {}
@@ -127,7 +154,61 @@ def _save_state_of_whole_prompts(inner: OffloadingConnector) -> None:
             ]
         return build_connector_meta(output)
 
-    inner.on_new_request, inner.build_connector_meta = remember, build
+    undo.patch(on.inner, "on_new_request", remember)
+    undo.patch(on.inner, "build_connector_meta", build)
 
 
-_FAULTS: dict[str, Callable[[KVConnectorBase_V1, KVConnectorRole], None]] = {"full-lookup": _full_lookup}
+class _FreshBlock(NamedTuple):
+    """As much of a block as the connector looks at before it orders a load."""
+
+    block_id: int
+    is_null: bool
+    block_hash: None = None
+
+
+def _unhashed(blocks: Sequence[KVCacheBlock]) -> list[_FreshBlock]:
+    """vLLM hashes the blocks of a synchronous hit at once, and the connector loads only unhashed ones."""
+    return [_FreshBlock(block.block_id, block.is_null) for block in blocks]
+
+
+class SyncLoad(LiveFault):
+    """Answer a hit as synchronous, and load within the step that already uses the state.
+
+    vLLM's preprocess_mamba copies the hit's state into the running block before it calls start_load_kv
+    (v1/worker/gpu_model_runner.py): the right bytes arrive, after the wrong ones were copied.
+    """
+
+    roles = (KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER)
+    POLL_SECONDS = 0.0002
+
+    @override
+    def act(self, on: Audited, undo: Undo) -> None:
+        if on.role is KVConnectorRole.SCHEDULER:
+            self._answer_at_once(on.inner, undo)
+        else:
+            self._load_within_the_step(on.inner, undo)
+
+    def _answer_at_once(self, inner: OffloadingConnector, undo: Undo) -> None:
+        look_up, order = inner.get_num_new_matched_tokens, inner.update_state_after_alloc
+
+        def faulty(request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+            return look_up(request, num_computed_tokens)[0], False
+
+        def ordered(request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+            order(request, KVCacheBlocks(tuple(map(_unhashed, blocks.blocks))), num_external_tokens)
+
+        undo.patch(inner, "get_num_new_matched_tokens", faulty)
+        undo.patch(inner, "update_state_after_alloc", ordered)
+
+    def _load_within_the_step(self, inner: OffloadingConnector, undo: Undo) -> None:
+        start, worker = inner.start_load_kv, inner.connector_worker
+
+        def faulty(*args: object, **kwargs: object) -> None:
+            start(*args, **kwargs)
+            loading = {job.req_id for job in inner._get_connector_metadata().load_jobs.values()}
+            while loading:
+                # Not passed on: vLLM knows no receiving for a request that it already runs.
+                loading -= worker.get_finished(set())[1]
+                time.sleep(self.POLL_SECONDS)
+
+        undo.patch(inner, "start_load_kv", faulty)

@@ -141,7 +141,7 @@ class OffloadingAdapter(TransferAdapter):
                 rank=self._rank,
                 job=job,
                 request=self._requests.get(job, ""),
-                boundary=max(recurrent or [p.boundary for p in parts]) if self._whole_blocks else None,
+                boundary=max(recurrent or [p.boundary for p in parts], default=None) if self._whole_blocks else None,
                 parts=parts,
             )
         )
@@ -224,7 +224,7 @@ class WatchedWorker(OffloadingWorker):
         self._guard = guard
         self._held: list[TransferResult] = []
         """Finished, but not reported yet."""
-        self._due: dict[int, float] = {}
+        self.due: dict[int, float] = {}
         """When a delayed save may be reported, monotonic seconds."""
 
     def __getattr__(self, name: str) -> object:
@@ -234,7 +234,7 @@ class WatchedWorker(OffloadingWorker):
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         self._guard(lambda: self._adapter.save_submitted(job_id, src_spec, dst_spec))
         if self._adapter.save_delay_ms:
-            self._due[job_id] = time.monotonic() + self._adapter.save_delay_ms / 1000
+            self.due[job_id] = time.monotonic() + self._adapter.save_delay_ms / 1000
         return self.worker.submit_store(job_id, src_spec, dst_spec)
 
     @override
@@ -246,10 +246,10 @@ class WatchedWorker(OffloadingWorker):
     def get_finished(self) -> list[TransferResult]:
         self._held += self.worker.get_finished()
         now = time.monotonic()
-        results = [result for result in self._held if self._due.get(result.job_id, 0.0) <= now]
-        self._held = [result for result in self._held if self._due.get(result.job_id, 0.0) > now]
+        results = [result for result in self._held if self.due.get(result.job_id, 0.0) <= now]
+        self._held = [result for result in self._held if self.due.get(result.job_id, 0.0) > now]
         for result in results:
-            self._due.pop(result.job_id, None)
+            self.due.pop(result.job_id, None)
             self._guard(partial(self._adapter.completed, result))
         return results
 
@@ -257,7 +257,7 @@ class WatchedWorker(OffloadingWorker):
     def wait(self, job_ids: set[int]) -> None:
         started = time.monotonic()
         self.worker.wait(job_ids)
-        last_due = max((self._due[job] for job in job_ids & self._due.keys()), default=started)
+        last_due = max((self.due[job] for job in job_ids & self.due.keys()), default=started)
         time.sleep(max(0.0, last_due - time.monotonic()))
         waited_ns = int((time.monotonic() - started) * 1e9)
         self._guard(lambda: self._adapter.waited(job_ids, waited_ns))

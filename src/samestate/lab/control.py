@@ -8,11 +8,12 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from samestate.evidence.archive import Archive, ArchiveError
-from samestate.evidence.canonical import sha256_hex
+from samestate.evidence.canonical import canonical_json, sha256_hex
 from samestate.lab.errors import RunError
 from samestate.lab.resolve import Resolution
-from samestate.plans.load import CONTROL
-from samestate.plans.model import ModelIdentity, ResolvedPlan
+from samestate.plans.lending import objection
+from samestate.plans.load import CONTROL, plan_sha256
+from samestate.plans.model import ModelIdentity, Plan, ResolvedPlan
 
 
 class SealedControl(NamedTuple):
@@ -21,12 +22,16 @@ class SealedControl(NamedTuple):
     archive: Archive
     seal_sha256: str
     resolution: Resolution
+    """As the archive has it; under the borrowing plan's hash where that is another plan."""
+    other_plan: bool
+    """It is of the plan that the borrower names in `control_from`."""
 
 
-def open_control(root: Path, plan_sha256: str) -> SealedControl:
-    """Open an archive of the plan `plan_sha256`.
+def open_control(root: Path, plan: Plan) -> SealedControl:
+    """Open an archive that may lend its control arm to a run of `plan`.
 
-    Raises `RunError` unless it is sealed, whole, of the same plan, and has a control arm of its own.
+    Raises `RunError` unless it is sealed, whole, of the same plan or of one that `plan` takes
+    its control from (`samestate.plans.lending`), and has a control arm of its own.
     """
     try:
         archive = Archive.open(root)
@@ -39,11 +44,7 @@ def open_control(root: Path, plan_sha256: str) -> SealedControl:
         first, *others = defects
         more = f" (and {len(others)} more)" if others else ""
         raise RunError(f"{root}: the archive is damaged: {first.where}: {first.what}{more}; name an undamaged one")
-    theirs = sha256_hex(archive.plan_json or b"")
-    if theirs != plan_sha256:
-        raise RunError(
-            f"{root}: its plan is {theirs[:12]}, this one is {plan_sha256[:12]}; name an archive of the same plan"
-        )
+    other_plan = _other_plan(root, archive, plan)
     if CONTROL not in archive.arms or archive.imported_from(CONTROL) is not None:
         raise RunError(f"{root}: it ran no {CONTROL} arm of its own; name the archive that did")
     try:
@@ -53,9 +54,27 @@ def open_control(root: Path, plan_sha256: str) -> SealedControl:
     missing = [prompt.sha256 for prompt in resolved.inputs if prompt.sha256 not in archive.inputs]
     if missing:
         raise RunError(f"{root}: inputs.json lacks {len(missing)} of its prompts; run it again")
-    return SealedControl(
-        archive, archive.seal_sha256, Resolution(resolved, archive.resolved_json or b"", archive.inputs)
-    )
+    resolved_json = archive.resolved_json or b""
+    if other_plan:
+        resolved = resolved.model_copy(update={"plan_sha256": plan_sha256(plan)})
+        resolved_json = canonical_json(resolved.model_dump(mode="json"))
+    return SealedControl(archive, archive.seal_sha256, Resolution(resolved, resolved_json, archive.inputs), other_plan)
+
+
+def _other_plan(root: Path, archive: Archive, plan: Plan) -> bool:
+    """Whether the archive is of another plan, and may lend all the same. Raises `RunError`."""
+    ours, theirs = plan_sha256(plan), sha256_hex(archive.plan_json or b"")
+    if theirs == ours:
+        return False
+    if plan.control_from is None:
+        raise RunError(f"{root}: its plan is {theirs[:12]}, this one is {ours[:12]}; name an archive of the same plan")
+    try:
+        lender = Plan.model_validate_json(archive.plan_json or b"")
+    except ValidationError as error:
+        raise RunError(f"{root}: plan.json cannot be read ({error.errors()[0]['msg']}); run it again") from None
+    if why := objection(plan, lender):
+        raise RunError(f"{root}: {why}; name an archive of plan {plan.control_from} with the same settings")
+    return True
 
 
 def require_same_model(control: SealedControl, model: ModelIdentity) -> None:

@@ -31,7 +31,7 @@ from samestate.lab.control import SealedControl, open_control, require_same_mode
 from samestate.lab.errors import RunError
 from samestate.lab.resolve import Resolution, planned_cases, require_room, resolve
 from samestate.models.catalogue import ModelError, identity
-from samestate.plans.load import CONTROL, plan_json, plan_sha256
+from samestate.plans.load import CONTROL, plan_json
 from samestate.plans.model import ArmPlan, Plan
 from samestate.plans.operations import Case, PlannedOperation
 
@@ -125,7 +125,7 @@ def _check(request: RunRequest) -> SealedControl | None:
     if request.control and request.reference:
         raise RunError("--control and --reference: with --control no live control is left to compare; give one")
     source = request.control or request.reference
-    return open_control(source, plan_sha256(request.plan)) if source else None
+    return open_control(source, request.plan) if source else None
 
 
 class _Attempt:
@@ -192,10 +192,11 @@ class _Attempt:
             # The same files under another folder name are the same model: keep the archive's words.
             self._model = self._control.resolution.resolved.model
             as_arm = CONTROL if self._request.control else REFERENCE_ARM
-            self._archive.import_arm(self._control.archive, CONTROL, as_arm)
+            self._archive.import_arm(self._control.archive, CONTROL, as_arm, other_plan=self._control.other_plan)
 
     def _spec(self, arm: ArmPlan) -> EngineSpec:
         connected = arm.connector != "none"
+        instruments = self._plan.instruments
         return EngineSpec(
             arm=arm.name,
             model=self._request.model,
@@ -203,7 +204,8 @@ class _Attempt:
             serve_args=self._request.serve_args,
             connector=arm.connector,
             external_cache_bytes=self._plan.engine.external_cache_bytes,
-            audit_level="metadata" if connected else "off",
+            audit_level=instruments.audit_level if connected else "off",
+            save_delay_ms=instruments.save_delay_ms if connected else 0,
             fault=self._request.fault if connected else None,
             stream_dir=self._archive.arm_dir(arm.name),
             log_path=self._archive.log_path(arm.name),
@@ -277,7 +279,16 @@ class _Attempt:
         )
         plan, token_ids = self._plan, resolution.inputs[prompt.sha256]
         answer = engine.generate(step.op, token_ids, plan.output_tokens, plan.seed, plan.ignore_eos)
-        client.append(OperationOutput(op=step.op, **answer._asdict()))
+        client.append(
+            OperationOutput(
+                op=step.op,
+                request=answer.request,
+                token_ids=answer.token_ids,
+                logprobs=answer.logprobs,
+                finish_reason=answer.finish_reason,
+                cached_tokens=answer.cached_tokens,
+            )
+        )
 
     def _reach(self, level: ContactLevel) -> None:
         """Log the first contact at a level, before it is made (or, for the model, as soon as it is known)."""

@@ -43,6 +43,21 @@ class EnginePlan(Frozen):
     """Further ``vllm serve`` arguments of the user's; they win over `settings`."""
 
 
+class InstrumentPlan(Frozen):
+    """How closely arms with a connector are watched. Above ``metadata`` a run measures no performance."""
+
+    audit_level: Literal["metadata", "digest", "poison"]
+    save_delay_ms: Annotated[int, Field(ge=0)]
+    """Completions of saves are held back this long, so that whoever depends on one must wait."""
+
+
+class ExpectedLayout(Frozen):
+    """What every rank must register; other counts are a layout drift, not a result."""
+
+    transfer_groups: Annotated[int, Field(gt=0)]
+    entries: Annotated[int, Field(gt=0)]
+
+
 class AnalyzerPin(Frozen):
     """The analyzer that decides, named by id and by the hash of its source."""
 
@@ -76,6 +91,10 @@ class Plan(Frozen):
     scope: str
     not_shown: list[str]
     """What a pass does not show; printed under every verdict."""
+    instruments: InstrumentPlan = InstrumentPlan(audit_level="metadata", save_delay_ms=0)
+    expected_layout: ExpectedLayout | None = None
+    control_from: Slug | None = None
+    """The plan whose archives may lend their control arm, besides this plan's own (`samestate.plans.lending`)."""
 
 
 class InputIdentity(Frozen):

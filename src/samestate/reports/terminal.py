@@ -15,6 +15,7 @@ from rich.text import Text
 
 from samestate.checks.analyzers import Judgement
 from samestate.checks.base import CheckResult, Finding, Verdict
+from samestate.checks.prefix_identity import CHECK as BY_CONTENT
 from samestate.checks.table import CaseRow
 
 WIDTH = 100
@@ -22,6 +23,7 @@ FINDINGS_SHOWN = 3
 EQUAL, UNSEEN = "–", "?"
 LEGEND = f"""N prompt tokens · B restored prefix · p tokens credited · scheduled in the first batch after
 the reload · suffix N-B · first difference: index of the token, {EQUAL} when all are equal"""
+CONTENT_LEGEND = "B by content: the prefix whose state the loaded bytes are, by digests of what was saved"
 _STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.UNKNOWN: "yellow"}
 _COMPARISONS = {
     "paired_live": "control and candidate, both live",
@@ -35,8 +37,10 @@ def print_judgement(judgement: Judgement, console: Console) -> None:
         console.print(Text(f"fault injected: {judgement.fault}. Not a normal run.", style="bold"))
         console.print()
     if judgement.table:
-        console.print(_cases(judgement.table))
+        console.print(_cases(judgement.table, by_content=_reads_content(judgement)))
         _indented(console, LEGEND)
+        if _reads_content(judgement):
+            _indented(console, CONTENT_LEGEND)
         console.print()
     console.print(_checks(judgement))
     if any(result.check not in judgement.required for result in judgement.results):
@@ -48,19 +52,30 @@ def print_judgement(judgement: Judgement, console: Console) -> None:
     console.print(_verdict_line(judgement))
     _indented(console, judgement.scope)
     _indented(console, f"compared: {_COMPARISONS.get(judgement.comparison_kind, judgement.comparison_kind)}")
+    if not judgement.performance_eligible:
+        _indented(console, "not eligible for performance: no time of this run is a measurement")
     _indented(console, _hashes(judgement))
     _print_list(console, "not shown", judgement.not_shown)
     _print_list(console, "limitations", judgement.limitations)
 
 
-def _cases(rows: Iterable[CaseRow]) -> Table:
-    table = _table("N", "first difference", "B", "p", "scheduled", "suffix", "bytes per rank", right=True)
+def _reads_content(judgement: Judgement) -> bool:
+    """Whether B by content was asked for, or is known all the same."""
+    asked = any(result.check == BY_CONTENT for result in judgement.results)
+    return asked or any(row.content_boundary is not None for row in judgement.table)
+
+
+def _cases(rows: Iterable[CaseRow], *, by_content: bool) -> Table:
+    content = ["B by content"] if by_content else []
+    headings = ("N", "first difference", "B", *content, "p", "scheduled", "suffix", "bytes per rank")
+    table = _table(*headings, right=True)
     table.add_column("verdict")
     for row in rows:
         table.add_row(
             _number(row.tokens),
             _first_difference(row),
             _boundary(row),
+            *([_number(row.content_boundary)] if by_content else []),
             _number(row.credited),
             _number(row.scheduled),
             _number(row.suffix),

@@ -81,6 +81,7 @@ class Generated(Reply, frozen=True, kw_only=True, tag="generated"):
     logprobs: list[float] | None
     finish_reason: str | None
     cached_tokens: int | None
+    first_token_s: float
 
 
 class WasReset(Reply, frozen=True, kw_only=True, tag="was_reset"):

@@ -124,10 +124,12 @@ class Child:
             detokenize=False,
             logprobs=1,
         )
+        begun = time.monotonic()
         request = self._engine.add_request(command.request, {"prompt_token_ids": command.token_ids}, params)
-        last = None
+        last, first_token_s = None, 0.0
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
+                first_token_s = first_token_s or time.monotonic() - begun
                 last = output
         assert last is not None, "the engine returned no output"
         self._settle()
@@ -140,6 +142,7 @@ class Child:
             logprobs=[float(d[t].logprob) for t, d in zip(token_ids, logprobs, strict=True)] if logprobs else None,
             finish_reason=completion.finish_reason,
             cached_tokens=last.num_cached_tokens,
+            first_token_s=first_token_s,
         )
 
     def reset(self, _: Reset) -> WasReset:

@@ -1,0 +1,203 @@
+"""``page-bytes``: pages arrive byte for byte as they were saved.
+
+A page is known by what it is the state of, (digest of the request's tokens up to its end, entry),
+on one rank. Only the first damage of a page is named: damaged pages can be saved back under
+their valid keys, and would then be reported where they were not made. Rows are repeated
+internal checks, never trials (requirements 39-43).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from samestate.checks.base import CheckResult, Finding
+from samestate.checks.boundary import STATE
+from samestate.checks.damage import PAGE_ROWS, Damage, job_name
+from samestate.checks.damage import findings as damage_findings
+from samestate.checks.history import CANDIDATE, ArmHistory, History
+from samestate.checks.layout import RankLayout, rank_layouts
+from samestate.checks.page_history import Moment, Transfer
+from samestate.checks.prefixes import Prefixes
+from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.evidence.records import PageRow, PageSide, TransferPart
+
+CHECK = "page-bytes"
+_WINDOWED = ("SlidingWindow", "ChunkedLocal")
+"""Cache specs that need only the last pages of a prefix."""
+
+Key = tuple[int, int, str]
+"""Rank, entry, digest of the prefix."""
+Tables = dict[tuple[PageSide, Moment], dict[tuple[int, int], PageRow]]
+"""Rows by side and moment, and there by (entry, block index)."""
+
+
+def page_bytes(history: History) -> CheckResult:
+    """Byte identity along the path of every save and load of the candidate."""
+    bytes_ = _Bytes(history, history.arm(CANDIDATE))
+    findings = [*bytes_.findings(), *_missing_groups(history.arm(CANDIDATE), bytes_.layouts, bytes_.prefixes)]
+    stored = "stored copies read" if bytes_.readable else "the tier cannot be read"
+    summary = f"{bytes_.equal}/{bytes_.examined} page rows equal along their path; {stored}"
+    return conclude(CHECK, findings, unit=PAGE_ROWS, examined=bytes_.examined, summary=summary)
+
+
+class _Bytes:
+    """Follows every page from save to load, in time order."""
+
+    def __init__(self, history: History, arm: ArmHistory) -> None:
+        self.layouts = rank_layouts(arm)
+        self.prefixes = Prefixes(history, arm)
+        self.examined = self.equal = 0
+        self._transfers = arm.pages.transfers
+        self.readable = {one.rank for one in self._transfers for side, _ in one.pages if side is PageSide.STORED}
+        """Ranks whose external tier can be read."""
+        self._saved: dict[Key, str] = {}
+        """Digest of what was last saved."""
+        self._damaged: set[Key] = set()
+        self._origins: dict[tuple[int, str], str] = {}
+        """Rank and digest -> whose page it first was."""
+
+    def findings(self) -> Iterator[Finding]:
+        for transfer in self._transfers:
+            layout = self.layouts.get(transfer.rank)
+            if layout is None:
+                continue
+            tables: Tables = {
+                at: {(row.entry, row.block_index): row for row in seen.rec.rows if layout.holds(row)}
+                for at, seen in transfer.pages.items()
+            }
+            yield from self._complete(transfer, layout, tables)
+            follow = self._save if transfer.direction == "save" else self._load
+            yield from damage_findings(transfer, layout, self.prefixes, list(follow(transfer, layout, tables)))
+
+    def _complete(self, transfer: Transfer, layout: RankLayout, tables: Tables) -> Iterator[Finding]:
+        """Every page that the job's parts name has its row on every side that can be read."""
+        expected = {page for part in transfer.parts for page in layout.pages(part)}
+        readable = transfer.rank in self.readable
+        for side, moment in transfer.sides(readable=readable):
+            missing = expected - tables.get((side, moment), {}).keys()
+            if not missing and transfer.submitted is not None:
+                continue
+            message = (
+                f"{job_name(transfer, self.prefixes)}: "
+                f"{len(missing)} of {len(expected)} {side.value} pages have no row ({moment})"
+            )
+            place = self.prefixes.place(transfer.request).model_copy(update={"rank": transfer.rank})
+            yield unknown("missing_rows", message, place, transfer.evidence)
+
+    def _save(self, transfer: Transfer, layout: RankLayout, tables: Tables) -> Iterator[Damage]:
+        completed = tables.get((PageSide.SOURCE, "completed"), {})
+        stored = tables.get((PageSide.STORED, "completed"), {})
+        failed = any(not done.rec.ok for done in transfer.completions)
+        for page, source in tables.get((PageSide.SOURCE, "submitted"), {}).items():
+            key = self._key(transfer, layout, source)
+            if key is None:
+                yield Damage("key_unknown", source, "the tokens it belongs to are not recorded", unclear=True)
+                continue
+            if failed:
+                continue
+            self.examined += 1
+            after, kept = completed.get(page), stored.get(page)
+            damage = None
+            if after is not None and after.digest != source.digest:
+                damage = Damage("source_overwritten", source, "its source was overwritten while the save was pending")
+            elif kept is not None and kept.digest != source.digest:
+                what = f"the tier holds other bytes than were saved{self._origin(transfer.rank, kept)}"
+                damage = Damage("stored_differs", source, what)
+            self._saved[key] = source.digest
+            owner = f"[0, {layout.end(source)}) of {self.prefixes.name(transfer.request)}, entry {source.entry}"
+            self._origins.setdefault((transfer.rank, source.digest), owner)
+            self._damaged.discard(key)
+            if damage is None:
+                self.equal += 1
+            else:
+                self._damaged.add(key)
+                yield damage
+
+    def _load(self, transfer: Transfer, layout: RankLayout, tables: Tables) -> Iterator[Damage]:
+        stored = tables.get((PageSide.STORED, "submitted"), {})
+        for page, arrived in tables.get((PageSide.DESTINATION, "completed"), {}).items():
+            key = self._key(transfer, layout, arrived)
+            if key is None:
+                yield Damage("key_unknown", arrived, "the tokens it belongs to are not recorded", unclear=True)
+                continue
+            self.examined += 1
+            if key in self._damaged:
+                continue
+            sent = stored.get(page, arrived)
+            if key not in self._saved:
+                yield Damage("not_saved_here", arrived, "no save of it is recorded in this run", unclear=True)
+            elif sent.digest != self._saved[key]:
+                what = f"other bytes were loaded than were last saved{self._origin(transfer.rank, sent)}"
+                yield Damage("stale_page", arrived, what)
+            elif arrived.digest != sent.digest:
+                what = f"other bytes arrived than the tier holds{self._origin(transfer.rank, arrived)}"
+                yield Damage("destination_differs", arrived, what)
+            else:
+                self.equal += 1
+                continue
+            self._damaged.add(key)
+
+    def _key(self, transfer: Transfer, layout: RankLayout, row: PageRow) -> Key | None:
+        digest = self.prefixes.digest(transfer.request, layout.end(row))
+        return (transfer.rank, row.entry, digest) if digest else None
+
+    def _origin(self, rank: int, found: PageRow) -> str:
+        """Whose bytes were found, when a page with these bytes was saved before."""
+        owner = self._origins.get((rank, found.digest))
+        return f": those of {owner}" if owner else ""
+
+
+def _missing_groups(arm: ArmHistory, layouts: dict[int, RankLayout], prefixes: Prefixes) -> Iterator[Finding]:
+    """A restored prefix needs the state of every recurrent group and every attention page before it."""
+    together: dict[tuple[int, str, int], list[Transfer]] = {}
+    for transfer in arm.pages.transfers:
+        if transfer.direction == "load" and transfer.rank in layouts:
+            allocated = arm.pages.allocated_line(transfer.request, transfer.t_ns)
+            together.setdefault((transfer.rank, transfer.request, allocated), []).append(transfer)
+    for (rank, request, _), loads in together.items():
+        layout, parts = layouts[rank], [part for load in loads for part in load.parts]
+        place = prefixes.place(request).model_copy(update={"rank": rank})
+        evidence = [where for load in loads for where in load.evidence]
+        restored = _restored(arm, loads)
+        if restored is None:
+            message = f"{prefixes.name(request)}: rank {rank}: which prefix was restored is not recorded"
+            yield unknown("not_reported", message, place, evidence)
+            continue
+        local = _local_tokens(arm, request, loads[0].t_ns)
+        for group in layout.groups:
+            missing = _missing_blocks(layout, group, parts, local, restored)
+            if missing:
+                kinds = sorted({entry.kind.value for entry in layout.members(group)})
+                message = (
+                    f"{prefixes.name(request)}: rank {rank}: group {group} ({', '.join(kinds)}): {len(missing)} "
+                    f"pages of [0, {restored}) were neither loaded nor local, the first is page {missing[0]}"
+                )
+                at = place.model_copy(update={"group": group, "boundary": restored})
+                yield fail("missing_group", message, at, evidence)
+
+
+def _restored(arm: ArmHistory, loads: list[Transfer]) -> int | None:
+    """B, as the loads describe it; where they do not, what was credited."""
+    described = [load.boundary for load in loads if load.boundary is not None]
+    if described:
+        return max(described)
+    row = arm.resumed(loads[0].request, loads[0].t_ns)
+    return row.start if row else None
+
+
+def _local_tokens(arm: ArmHistory, request: str, t_ns: int) -> int:
+    """Tokens that the local cache held when the connector was last asked before the load."""
+    asked = [seen.rec.local_tokens for seen in arm.lookups.get(request, ()) if seen.t_ns <= t_ns]
+    return asked[-1] if asked else 0
+
+
+def _missing_blocks(layout: RankLayout, group: int, parts: list[TransferPart], local: int, restored: int) -> list[int]:
+    engine_group = layout.engine_group(group)
+    if engine_group is None:
+        return []
+    size = engine_group.tokens_per_block
+    loaded = {index for part in parts if part.group == group for index in layout.blocks(part)}
+    last = restored // size - 1
+    only_last = engine_group.entry_kind in STATE or any(word in engine_group.spec for word in _WINDOWED)
+    needed = range(last, last + 1) if only_last else range(local // size, last + 1)
+    return [index for index in needed if index >= 0 and index not in loaded]

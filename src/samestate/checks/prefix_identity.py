@@ -1,0 +1,266 @@
+"""``prefix-identity``: B by content. Which boundary do the loaded bytes represent, and was that one credited?
+
+The bytes of each recurrent page are filed when they are saved, under the boundary that the
+scheduler's own step ends say the block holds, never under a connector's label. What a load brings
+is looked up there. One boundary can have several right digests (computed by decode, recomputed by
+prefill after a preemption): all that were filed count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from samestate.checks.base import CheckResult, Finding
+from samestate.checks.boundary import STATE
+from samestate.checks.damage import Damage, findings, job_name
+from samestate.checks.history import CANDIDATE, ArmHistory, History, MissingEvidence
+from samestate.checks.layout import RankLayout, rank_layouts
+from samestate.checks.page_history import Computed, Transfer
+from samestate.checks.prefixes import Prefixes
+from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.evidence.records import BatchSource, OperationName, PageRow, PageSide
+
+CHECK = "prefix-identity"
+NULL_BLOCK = 0
+
+
+class State(NamedTuple):
+    """What a page is the state of."""
+
+    prefix: str
+    """Digest of the tokens [0, boundary)."""
+    boundary: int
+
+
+@dataclass(slots=True)
+class Content:
+    """What the bytes of one load of one rank represent."""
+
+    request: str
+    boundaries: set[int | None] = field(default_factory=set)
+    """Of every state page; None: never filed."""
+
+
+def prefix_identity(history: History) -> CheckResult:
+    """Hold the content of every load of the candidate against what its request was credited."""
+    ledger = _Ledger(history, history.arm(CANDIDATE))
+    found = list(ledger.findings())
+    summary = (
+        f"B by content is p in {ledger.right}/{len(ledger.contents)} loads; "
+        f"{ledger.filed} states filed from step ends, {ledger.looked_up} looked up"
+    )
+    return conclude(CHECK, found, unit="loads", examined=len(ledger.contents), summary=summary)
+
+
+def content_boundaries(history: History) -> dict[str, int]:
+    """B by content of each reload, by operation; those that are not one known boundary are left out."""
+    arm = history.arm(CANDIDATE)
+    try:
+        ledger = _Ledger(history, arm)
+    except MissingEvidence:
+        return {}
+    for _ in ledger.findings():
+        pass
+    found: dict[str, int] = {}
+    for _, op in history.generations(OperationName.RELOAD):
+        output = arm.output(op.op)
+        contents = [one for one in ledger.contents if output and one.request == output.rec.request]
+        boundaries = {boundary for content in contents for boundary in content.boundaries}
+        if len(boundaries) == 1 and (boundary := boundaries.pop()) is not None:
+            found[op.op] = boundary
+    return found
+
+
+class _Ledger:
+    """States by digest, filed and looked up in time order."""
+
+    def __init__(self, history: History, arm: ArmHistory) -> None:
+        self.contents: list[Content] = []
+        self.right = self.filed = self.looked_up = 0
+        self._arm = arm
+        self._whole = history.whole(arm.name)
+        self._layouts = rank_layouts(arm)
+        self._prefixes = Prefixes(history, arm)
+        self._aligned = arm.engine.rec.settings.get("cache_config.mamba_cache_mode") == "align"
+        self._states: dict[tuple[int, int, str], set[State]] = {}
+        """By rank, entry and digest of the bytes."""
+        self._known: set[tuple[int, int, State]] = set()
+        self._loaded: dict[tuple[int, int, int], str] = {}
+        """By rank, entry and block: the request whose load last filled it."""
+        self._seen: dict[tuple[int, str], set[int]] = {}
+        """By rank and request: state entries whose loaded pages were looked up."""
+
+    def findings(self) -> Iterator[Finding]:
+        for transfer in self._arm.pages.transfers:
+            layout = self._layouts.get(transfer.rank)
+            if layout is None:
+                continue
+            if transfer.direction == "save":
+                yield from findings(transfer, layout, self._prefixes, list(self._file(transfer, layout)))
+            else:
+                evidence = self._first_batch(transfer)
+                yield from findings(transfer, layout, self._prefixes, list(self._look_up(transfer, layout)), evidence)
+                yield from self._order(transfer, layout)
+        yield from self._missing()
+
+    # --- saves --------------------------------------------------------------------------------
+
+    def _file(self, save: Transfer, layout: RankLayout) -> Iterator[Damage]:
+        for row in save.rows(PageSide.SOURCE, "submitted"):
+            if not layout.holds(row) or not layout.is_state(row):
+                continue
+            if row.block == NULL_BLOCK:
+                yield Damage("null_block_saved", row, "the null block was saved, which holds no state")
+                continue
+            claimed = layout.end(row)
+            group = layout.entries[row.entry].engine_group
+            held = self._held(group, row.block, save)
+            own = self._state(save.request, claimed)
+            if own is None:
+                yield Damage("key_unknown", row, "the tokens it belongs to are not recorded", unclear=True)
+            elif not held:
+                # A page that was loaded was judged then, and may be saved again as what it came as.
+                if not self._was_loaded(save, row, claimed):
+                    yield self._uncomputed(save, row)
+            elif claimed in held:
+                self._add(save.rank, row, own)
+            else:
+                self._add(save.rank, row, self._state(save.request, held[-1]))
+                what = f"saved under this key is the state of [0, {held[-1]}), by the scheduler's step ends"
+                yield Damage("saved_other_boundary", row, what)
+
+    def _held(self, group: int, block: int, save: Transfer) -> list[int]:
+        """Boundaries that the block may hold at the save, the latest last: the request's last one, and the one
+        before it when the last one's step may still have to run; or that of the request whose block it shares."""
+        there = [one for one in self._arm.pages.computed.get((group, block), ()) if one.t_ns <= save.t_ns]
+        mine = [one for one in there if one.request == save.request]
+        if there and not mine and self._prefixes.shared(there[-1].request, save.request, there[-1].boundary):
+            mine = there[-1:]
+        pending = bool(mine) and self._in_last_batch(mine[-1], save.t_ns)
+        return [one.boundary for one in (mine[-2:] if pending else mine[-1:])]
+
+    def _in_last_batch(self, computed: Computed, t_ns: int) -> bool:
+        """Whether at most one batch was made between a state's record and a time."""
+        return self._arm.steps.after(computed.t_ns, 2) > t_ns
+
+    def _was_loaded(self, save: Transfer, row: PageRow, end: int) -> bool:
+        """Whether the block was last filled by a load, of this request or of one that shares its prefix."""
+        loader = self._loaded.get((save.rank, row.entry, row.block))
+        return loader is not None and (loader == save.request or self._prefixes.shared(loader, save.request, end))
+
+    def _uncomputed(self, save: Transfer, row: PageRow) -> Damage:
+        rows = self._arm.schedules.get((save.request, BatchSource.SCHEDULER), ())
+        if any(one.drafted for one in rows):
+            return Damage("drafts_not_filed", row, "steps with drafts say of no block what it holds", unclear=True)
+        loads = self._seen.get((save.rank, save.request))
+        unclear = not self._whole or (loads is not None and row.entry not in loads)
+        return Damage("saved_uncomputed_state", row, "the saved page holds no computed boundary", unclear)
+
+    def _add(self, rank: int, row: PageRow, state: State | None) -> None:
+        if state is None:
+            return
+        self.filed += 1
+        self._states.setdefault((rank, row.entry, row.digest), set()).add(state)
+        self._known.add((rank, row.entry, state))
+
+    # --- loads --------------------------------------------------------------------------------
+
+    def _look_up(self, load: Transfer, layout: RankLayout) -> Iterator[Damage]:
+        first = self._arm.resumed(load.request, load.t_ns)
+        content = Content(load.request)
+        damages: list[Damage] = []
+        seen = self._seen.setdefault((load.rank, load.request), set())
+        for row in self._restored(load, layout):
+            self.looked_up += 1
+            seen.add(row.entry)
+            self._loaded[load.rank, row.entry, row.block] = load.request
+            found = self._states.get((load.rank, row.entry, row.digest), set())
+            credited = first.start if first else None
+            content.boundaries.add(self._represents(load.request, found, credited))
+            if credited is None:
+                damages.append(Damage("content_unknown", row, "no batch of its request is recorded", unclear=True))
+            else:
+                damages += self._judge(load, row, found, credited)
+        if content.boundaries:
+            self.contents.append(content)
+            self.right += not damages
+        yield from damages
+
+    def _missing(self) -> Iterator[Finding]:
+        """Every request that loaded was looked up by all its state entries, or nothing is known of the others."""
+        for (rank, request), seen in self._seen.items():
+            layout = self._layouts[rank]
+            missing = [entry for entry in layout.entries.values() if entry.kind in STATE and entry.entry not in seen]
+            if missing:
+                message = (
+                    f"{self._prefixes.name(request)}: rank {rank}: no loaded page of {len(missing)} state entries was "
+                    f"read, the first is entry {missing[0].entry} ({missing[0].kind.value} of {missing[0].layer})"
+                )
+                at = {"rank": rank, "layer": missing[0].layer}
+                yield unknown("missing_rows", message, self._prefixes.place(request).model_copy(update=at))
+
+    def _restored(self, load: Transfer, layout: RankLayout) -> list[PageRow]:
+        """The farthest state page of every entry: the one that is computed on."""
+        farthest: dict[int, PageRow] = {}
+        for row in load.rows(PageSide.DESTINATION, "completed"):
+            if layout.holds(row) and layout.is_state(row):
+                best = farthest.setdefault(row.entry, row)
+                farthest[row.entry] = max(best, row, key=lambda one: one.block_index)
+        return list(farthest.values())
+
+    def _represents(self, request: str, found: set[State], credited: int | None) -> int | None:
+        """The boundary of the bytes: that credited if it is among them, else one of the request's own first."""
+        own = [state.boundary for state in found if self._state(request, state.boundary) == state]
+        if credited in own:
+            return credited
+        return max(own, default=max((state.boundary for state in found), default=None))
+
+    def _judge(self, load: Transfer, row: PageRow, found: set[State], credited: int) -> Iterator[Damage]:
+        due = self._state(load.request, credited)
+        if due is not None and due in found:
+            return
+        if found:
+            boundary = self._represents(load.request, found, credited) or 0
+            own = self._state(load.request, boundary) in found
+            other = "" if own else " of another prompt"
+            what = f"these bytes are the state of [0, {boundary}){other}, {credited} credited"
+            yield Damage("content_not_credited", row, what)
+        elif due is not None and (load.rank, row.entry, due) in self._known:
+            what = f"these bytes were never computed as a state; that of [0, {credited}) was saved with others"
+            yield Damage("content_not_computed", row, what)
+        else:
+            what = f"these bytes were never saved in this run, nor was the state of [0, {credited})"
+            yield Damage("content_unknown", row, what, unclear=True)
+
+    def _order(self, load: Transfer, layout: RankLayout) -> Iterator[Finding]:
+        """Recurrent state is read when its step begins, so it must have arrived before the step was scheduled."""
+        rows = self._restored(load, layout)
+        first = self._arm.resumed(load.request, load.t_ns)
+        scheduled = self._arm.steps.time_of(first.n) if first else None
+        if not rows or first is None or scheduled is None or not load.completions:
+            return
+        if load.completions[0].t_ns <= scheduled:
+            return
+        message = (
+            f"{job_name(load, self._prefixes)}: {layout.name(rows[0])}: the batch that starts at {first.start} was "
+            "scheduled before the state had arrived, and is given a copy of it when it begins (synchronous load)"
+        )
+        make = fail if self._aligned else unknown
+        yield make(
+            "state_read_before_load",
+            message,
+            layout.place(self._prefixes.place(load.request), rows[0]),
+            [first.where, *load.evidence],
+        )
+
+    # --- both ---------------------------------------------------------------------------------
+
+    def _state(self, request: str, boundary: int) -> State | None:
+        digest = self._prefixes.digest(request, boundary)
+        return State(digest, boundary) if digest else None
+
+    def _first_batch(self, load: Transfer) -> list[str]:
+        first = self._arm.resumed(load.request, load.t_ns)
+        return [first.where] if first else []

@@ -1,0 +1,47 @@
+"""The token prefixes of requests: what a page is the state of, from inputs and outputs, never from a connector."""
+
+from __future__ import annotations
+
+from samestate.checks.base import Place
+from samestate.checks.history import ArmHistory, History
+from samestate.evidence.canonical import token_digest
+
+
+class Prefixes:
+    """Prefixes of an arm's requests by digest."""
+
+    def __init__(self, history: History, arm: ArmHistory) -> None:
+        self._arm = arm.name
+        self._ops: dict[str, tuple[str, str]] = {}
+        self._tokens: dict[str, list[int]] = {}
+        self._digests: dict[tuple[str, int], str] = {}
+        started = {seen.rec.op: seen.rec for seen in arm.started}
+        for op, outputs in arm.outputs.items():
+            for seen in outputs:
+                prompt = started[op].prompt_sha256 if op in started else None
+                if prompt in history.inputs:
+                    self._ops[seen.rec.request] = op, started[op].case
+                    self._tokens[seen.rec.request] = [*history.inputs[prompt], *seen.rec.token_ids]
+
+    def digest(self, request: str, end: int) -> str | None:
+        """Digest of the request's first `end` tokens; None when they are not all known."""
+        tokens = self._tokens.get(request, [])
+        if not 0 < end <= len(tokens):
+            return None
+        if (request, end) not in self._digests:
+            self._digests[request, end] = token_digest(tokens[:end])
+        return self._digests[request, end]
+
+    def shared(self, request: str, other: str, end: int) -> bool:
+        """Whether two requests are known to agree in their first `end` tokens."""
+        digest = self.digest(request, end)
+        return digest is not None and digest == self.digest(other, end)
+
+    def place(self, request: str) -> Place:
+        """Where findings about a request point."""
+        op, case = self._ops.get(request, (None, None))
+        return Place(arm=self._arm, case=case, op=op, request=request or None)
+
+    def name(self, request: str) -> str:
+        """The operation of a request, or the request."""
+        return self._ops[request][0] if request in self._ops else f"request {request or 'unknown'}"
