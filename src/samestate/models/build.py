@@ -38,7 +38,7 @@ from samestate.models.tokenizer import DIGIT_IDS, readable_ids, tokenizer_files
 NAMES = ("qwen3-next-tiny",)
 
 # Scales, found by trial: with them a state of another request, an older state, an empty one or one
-# layer's wrong state changes greedy output within a few tokens, however long the suffix after it.
+# layer's wrong state changed greedy output within 64 tokens in every trial (templates here, C = 1792).
 # Gains are standard deviations of a projection's output per unit of its input.
 EMBEDDING = 1.0
 PROJECTION = 1.5
