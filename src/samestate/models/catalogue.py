@@ -16,7 +16,13 @@ from samestate.evidence.canonical import file_sha256, sha256_hex
 from samestate.plans.model import ModelIdentity
 
 PINS: dict[str, dict[str, str]] = {
-    "qwen3-next-tiny": {},
+    "qwen3-next-tiny": {
+        "config.json": "de276e109012b45e24c20bbaa2c1794c390c221de93727813d5596be17d45c84",
+        "generation_config.json": "0efa599f4f85e12626d22374456920a1d7091d13cfad81cf6f2a283258013bb3",
+        "model.safetensors": "58a14667999663757aaf5c6024f69ef65316d18710a9ddcc4cc998d5bf492061",
+        "tokenizer.json": "ded144a7c1b2445a7599ef00cdc624e1484b74b7260bb2105a195073a6a4468b",
+        "tokenizer_config.json": "ffa0c9ec1ab9066a9180ce76a500b3ebdcc2416cc94522865d5665edde0725d5",
+    },
 }
 """SHA-256 of every file of a model built with seed 0."""
 
