@@ -23,6 +23,7 @@ def spec(model: Path, folder: Path, **changes: object) -> EngineSpec:
         connector="native",
         external_cache_bytes=1 << 26,
         audit_level="metadata",
+        save_delay_ms=0,
         fault=None,
         stream_dir=folder,
         log_path=folder / "engine.log",

@@ -61,6 +61,7 @@ def test_audited_and_bare_engine_do_the_same(clean_archive: Path, tiny_model: Pa
         connector="native",
         external_cache_bytes=plan.engine.external_cache_bytes,
         audit_level="off",
+        save_delay_ms=0,
         fault=None,
         stream_dir=tmp_path,
         log_path=tmp_path / "engine.log",

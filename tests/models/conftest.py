@@ -31,6 +31,7 @@ def tiny_engine(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> I
             connector="none",
             external_cache_bytes=1,
             audit_level="off",
+            save_delay_ms=0,
             fault=None,
             stream_dir=folder,
             log_path=folder / "engine.log",

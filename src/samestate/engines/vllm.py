@@ -125,7 +125,14 @@ class VllmEngine(Engine):
             ignore_eos=ignore_eos,
         )
         reply = self._ask(command, Generated)
-        return Generation(reply.request, reply.token_ids, reply.logprobs, reply.finish_reason, reply.cached_tokens, reply.first_token_s)
+        return Generation(
+            reply.request,
+            reply.token_ids,
+            reply.logprobs,
+            reply.finish_reason,
+            reply.cached_tokens,
+            reply.first_token_s,
+        )
 
     @override
     def reset_local_cache(self) -> ResetResult:

@@ -108,9 +108,7 @@ class PageAudit:
 
     def load_submitted(self, job: int, request: str, source: LoadStoreSpec, target: GPULoadStoreSpec) -> None:
         pages = self._pages(target)
-        self._record(
-            job, request, "load", PageSide.STORED, "submitted", pages, self._stored(pages, target, source)
-        )
+        self._record(job, request, "load", PageSide.STORED, "submitted", pages, self._stored(pages, target, source))
         guards = self._guard(pages) if self._poison else []
         if self._poison:
             written = self._layout.fill(self._engine(pages))
@@ -121,9 +119,7 @@ class PageAudit:
 
     def load_completed(self, job: int) -> None:
         load = self._loads.pop(job)
-        self._record(
-            job, load.request, "load", PageSide.DESTINATION, "completed", load.pages, self._engine(load.pages)
-        )
+        self._record(job, load.request, "load", PageSide.DESTINATION, "completed", load.pages, self._engine(load.pages))
         if not self._poison:
             return
         now = self._layout.facts([guard.placed.whole[guard.block] for guard in load.guards])
@@ -179,8 +175,7 @@ class PageAudit:
                 guarded.setdefault(whole.data_ptr(), (page.placed, block))
         facts = self._layout.facts([placed.whole[block] for placed, block in guarded.values()])
         return [
-            Guard(placed, block, fact.digest)
-            for (placed, block), fact in zip(guarded.values(), facts, strict=True)
+            Guard(placed, block, fact.digest) for (placed, block), fact in zip(guarded.values(), facts, strict=True)
         ]
 
     def _record(

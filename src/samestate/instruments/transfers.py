@@ -5,9 +5,9 @@ Without an adapter B is ``not_reported``: the audit never guesses it.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
