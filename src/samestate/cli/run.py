@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 from collections.abc import Callable
@@ -34,6 +35,7 @@ _FOLDER = click.Path(path_type=Path)
 @click.argument("plan")
 @click.option("--model", type=_FOLDER, metavar="DIR", help="Your own checkpoint instead of the plan's model.")
 @click.option("--serve-args", metavar="ARGS", help="Further `vllm serve` flags, one string. They win over the plan's.")
+@click.option("--delay-saves", metavar="TIME", help="Hold back the completion of every save, e.g. 500ms or 2s.")
 @click.option("--out", type=_FOLDER, metavar="DIR", help=f"The archive. Default: ./{RUNS}/<plan>-<UTC time>")
 @click.option("--fault", metavar="NAME", help=f"Inject a fault into the candidate: {', '.join(FAULTS)}.")
 @click.option("--control", type=_FOLDER, metavar="ARCHIVE", help="Take the control from here; run the candidate only.")
@@ -46,6 +48,7 @@ def run(
     plan: str,
     model: Path | None,
     serve_args: str | None,
+    delay_saves: str | None,
     out: Path | None,
     fault: str | None,
     control: Path | None,
@@ -54,7 +57,7 @@ def run(
     as_json: bool,
 ) -> None:
     """Run PLAN (a shipped name, a file or a lock), seal the archive and judge it."""
-    chosen = _choose_plan(plan, model, serve_args)
+    chosen = _choose_plan(plan, model, serve_args, delay_saves)
     if fault is not None and fault not in FAULTS:
         raise Failure(f"--fault: no fault {fault!r}{nearest(fault, FAULTS)}; known: {', '.join(FAULTS)}")
     if control is not None and reference is not None:
@@ -85,7 +88,14 @@ def run(
     ctx.exit(exit_code(judgement.verdict))
 
 
-def _choose_plan(name: str, model: Path | None, serve_args: str | None) -> Plan:
+def _milliseconds(time: str) -> int:
+    found = re.fullmatch(r"(\d+)(ms|s)", time)
+    if found is None or not int(found[1]):
+        raise Failure(f"--delay-saves: {time!r} is no time; say it as 500ms or 2s")
+    return int(found[1]) * (1000 if found[2] == "s" else 1)
+
+
+def _choose_plan(name: str, model: Path | None, serve_args: str | None, delay_saves: str | None) -> Plan:
     plan = load(name)
     try:
         arguments = shlex.split(serve_args or "")
@@ -93,10 +103,13 @@ def _choose_plan(name: str, model: Path | None, serve_args: str | None) -> Plan:
         raise Failure(f"--serve-args: {error}; put the whole string in quotes and balance those in it") from None
     engine = plan.engine.model if model is None else EXTERNAL
     changed = with_engine(plan, model=engine, serve_args=arguments)
+    if delay_saves is not None:
+        instruments = changed.instruments.model_copy(update={"save_delay_ms": _milliseconds(delay_saves)})
+        changed = changed.model_copy(update={"instruments": instruments})
     if plan.analyzer.source_sha256 is not None and changed != plan:
         raise Failure(
-            f"{name}: the plan is frozen, and --model or --serve-args would change it; "
-            "write engine.model: external and engine.serve_args into its YAML and freeze that"
+            f"{name}: the plan is frozen, and --model, --serve-args or --delay-saves would change it; "
+            "write engine.model: external, engine.serve_args or instruments.save_delay_ms into its YAML and freeze that"
         )
     return frozen(changed)
 

@@ -97,6 +97,8 @@ class Child:
 
     def start(self, command: Start) -> Started:
         stream_dir = Path(command.stream_dir)
+        # Saves that are held back must still be open when the next operation starts: that is what they test.
+        self._delayed_saves = command.save_delay_ms > 0
         self.stream = recorder.stream(stream_dir, command.arm, "scheduler")
         args = self._engine_args(command)
         _bind_ranks_to_cores(args.tensor_parallel_size)
@@ -132,7 +134,8 @@ class Child:
                 first_token_s = first_token_s or time.monotonic() - begun
                 last = output
         assert last is not None, "the engine returned no output"
-        self._settle()
+        if not self._delayed_saves:
+            self._settle()
         completion = last.outputs[0]
         token_ids = list(completion.token_ids)
         logprobs = completion.logprobs
@@ -168,6 +171,7 @@ class Child:
 
     def close(self, _: Close) -> Closed:
         if self.engine is not None:
+            self._settle()
             self.engine.engine_core.shutdown()
             self.engine = None
             self.stream.append(EngineStopped())
