@@ -32,9 +32,9 @@ class Silent:
         pass
 
 
-def boundary_plan() -> Plan:
-    """The shipped `boundary` plan, frozen under the analyzer that is running."""
-    plan = load("boundary")
+def frozen(name: str) -> Plan:
+    """A shipped plan, frozen under the analyzer that is running."""
+    plan = load(name)
     return freeze(plan, source_sha256(plan.analyzer.id))
 
 
@@ -44,8 +44,8 @@ def tiny_model() -> Path:
     return ensure("qwen3-next-tiny")
 
 
-def _run(out: Path, model: Path, **options: object) -> Path:
-    plan = boundary_plan()
+def _run(out: Path, model: Path, name: str = "boundary", **options: object) -> Path:
+    plan = frozen(name)
     request = RunRequest(
         plan=plan,
         model=model,
@@ -67,3 +67,16 @@ def clean_archive(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) ->
 def faulted_archive(clean_archive: Path, tiny_model: Path) -> Path:
     """The same with the full-lookup fault, against the clean run's sealed control: one start more."""
     return _run(clean_archive.parent / "full-lookup", tiny_model, fault="full-lookup", control=clean_archive)
+
+
+@pytest.fixture(scope="session")
+def instrumented_archive(clean_archive: Path, tiny_model: Path) -> Path:
+    """The same matrix with digests, poison and delayed saves, against the clean run's control: one start more."""
+    return _run(clean_archive.parent / "instrumented", tiny_model, "boundary-instrumented", control=clean_archive)
+
+
+@pytest.fixture(scope="session")
+def instrumented_fault(clean_archive: Path, tiny_model: Path) -> Path:
+    """The instrumented matrix with the full-lookup fault: one start more."""
+    out = clean_archive.parent / "instrumented-full-lookup"
+    return _run(out, tiny_model, "boundary-instrumented", fault="full-lookup", control=clean_archive)

@@ -87,7 +87,10 @@ class _OneTokenMore:
         return getattr(self._request, name)
 
 
-_LOOKUP_SOURCES = {"ea21cfd48f26d70b99f65a97eb7772b11847b7f9d4931f51ed649db9178bdbed": "vLLM 0.32.0"}
+_LOOKUP_SOURCES = {
+    "ea21cfd48f26d70b99f65a97eb7772b11847b7f9d4931f51ed649db9178bdbed": "vLLM 0.32.0",
+    "0da21047e88b5554c3c7a61bb5bfe5f34abf7e03235d3ab7b3e3a257062ea21a": "vLLM 0.33.0",
+}
 
 
 class FullLookup(LiveFault):
