@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from samestate.checks.analyzers import source_sha256
 from samestate.engines.vllm import VllmEngine, available
@@ -12,6 +13,11 @@ from samestate.lab.run import RunRequest, run_plan
 from samestate.models.catalogue import ensure
 from samestate.plans.load import freeze, load
 from samestate.plans.model import Plan
+
+
+# A shared machine may be slow at any moment; what hangs is pytest-timeout's to find.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,7 +21,7 @@ import click
 import pytest
 
 from samestate.checks.analyzers import ANALYZERS
-from samestate.cli.main import main
+from samestate.cli.commands import samestate
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "samestate"
@@ -79,7 +79,7 @@ def fault_of(command: str) -> str | None:
 
 
 def samestate_fault(words: list[str]) -> str | None:
-    command: click.Command = main
+    command: click.Command = samestate
     rest = list(words)
     while isinstance(command, click.Group):
         name = rest.pop(0) if rest else ""

@@ -38,8 +38,7 @@ MODEL = ModelIdentity(name="tiny", files={"config.json": "a" * 64}, sha256="b" *
 
 def small_plan() -> Plan:
     """The shipped plan with three lengths and eight tokens an answer."""
-    update = {"lengths": ["2C-1", "2C", "2C+1"], "output_tokens": 8}
-    return load("boundary").model_copy(update=update)
+    return _small(load("boundary"))
 
 
 def instrumented_plan() -> Plan:
@@ -47,7 +46,12 @@ def instrumented_plan() -> Plan:
     shipped = load("boundary-instrumented")
     assert shipped.expected_layout is not None
     layout = shipped.expected_layout.model_copy(update={"transfer_groups": 2, "entries": 3})
-    return shipped.model_copy(update={"lengths": ["2C-1", "2C", "2C+1"], "output_tokens": 8, "expected_layout": layout})
+    return _small(shipped).model_copy(update={"expected_layout": layout})
+
+
+def _small(plan: Plan) -> Plan:
+    engine = plan.engine.model_copy(update={"settings": {**plan.engine.settings, "block_size": C}})
+    return plan.model_copy(update={"lengths": ["2C-1", "2C", "2C+1"], "output_tokens": 8, "engine": engine})
 
 
 class Mark(NamedTuple):
@@ -220,11 +224,16 @@ def build(
             reference_seal_sha256=None,
             options={},
         ),
+        *map(_reached, (r.ContactLevel.HOST, r.ContactLevel.MODEL, r.ContactLevel.REQUEST)),
         r.AttemptEnded(outcome=r.Outcome.COMPLETED, reason=None),
     ]
     for name in names:
         _Arm(run, name, c, ranks, fault if name == "candidate" else None).record(planned, tokens)
     return run
+
+
+def _reached(level: r.ContactLevel) -> r.Record:
+    return r.ContactReached(level=level)
 
 
 def imported(run: Run, control: Archive | None = None, reference: Archive | None = None) -> Run:
@@ -276,9 +285,8 @@ class _Arm:
         return {"cache_config.mamba_cache_mode": "align"} if watched else {}
 
     def _mark(self, advance_ns: int = 0) -> None:
-        if self.paged:
-            for stream in (self.client, self.scheduler, *self.workers):
-                stream.append(Mark(advance_ns=advance_ns))
+        for stream in (self.client, self.scheduler, *self.workers):
+            stream.append(Mark(advance_ns=advance_ns))
 
     def _start(self) -> None:
         resolved_json = canonical_json(self.run.resolved.model_dump(mode="json"))
@@ -313,21 +321,33 @@ class _Arm:
         n, request, digest = len(ids), request_id(self.name, op.op), token_digest(ids)
         wrong = self.fault == "full-lookup" and op.name is r.OperationName.RELOAD and n % self.c == 0
         b = p = 0
+        self.client.append(
+            r.OperationStarted(op=op.op, case=case.id, name=op.name, prompt_tokens=n, prompt_sha256=digest)
+        )
+        self._mark()
         if self.external:
             if op.name is r.OperationName.RELOAD:
                 b, p = (n, n - 1) if wrong else (boundary(n, self.c),) * 2
             self._lookup(request, n, p)
         self.attention = [self._block() for _ in range((n + self.run.plan.output_tokens) // self.c + 1)]
         self.states: dict[int, int] = {b: self._block()} if b else {}
-        if self.paged and b:
-            self._paged_load(request, ids, b)
+        if b:
+            blocks = [self.attention[: b // self.c], [0] * (b // self.c - 1) + [self.states[b]]]
+            self.scheduler.append(r.Allocated(request=request, external_tokens=p, block_ids=blocks))
+            self._mark()
+            self._load(request, b)
+            if self.paged:
+                self._page_the_load(request, ids)
+            self._mark()
+            self.hits += p
         self._schedule(request, n, p)
         if self.external:
+            self.scheduler.append(r.RequestFinished(request=request))
             self._mark()
             self._save(request, ids)
+        self._mark()
         count = self.run.plan.output_tokens
         self.client += [
-            r.OperationStarted(op=op.op, case=case.id, name=op.name, prompt_tokens=n, prompt_sha256=digest),
             r.OperationOutput(
                 op=op.op,
                 request=request,
@@ -338,10 +358,6 @@ class _Arm:
             ),
             r.OperationEnded(op=op.op, ok=True, error=None),
         ]
-        if b:
-            if not self.paged:
-                self._load(request, b)
-            self.hits += p
 
     def _block(self) -> int:
         self.blocks += 1
@@ -366,13 +382,13 @@ class _Arm:
         for row in rows:
             end = row.start + row.scheduled
             ends_block = end % self.c == 0
-            if self.paged:
-                self.step += 1
-                if row is rows[0]:
-                    blocks = [list(self.attention), list(self.states.values())]
-                    self.scheduler.append(r.BlocksAssigned(step=self.step, request=request, blocks=blocks))
-                if ends_block and end not in self.states:
-                    self.states[end] = self._block()
+            self.step += 1
+            if self.paged and row is rows[0]:
+                blocks = [list(self.attention), list(self.states.values())]
+                self.scheduler.append(r.BlocksAssigned(step=self.step, request=request, blocks=blocks))
+            if ends_block and end not in self.states:
+                self.states[end] = self._block()
+                if self.paged:
                     blocks = [[], [self.states[end]]]
                     self.scheduler.append(r.BlocksAssigned(step=self.step, request=request, blocks=blocks))
             self.scheduler += [_step(row, source) for source in [*sources, r.BatchSource.SCHEDULER]]
@@ -383,11 +399,11 @@ class _Arm:
     def _save(self, request: str, ids: list[int]) -> None:
         self.job += 1
         parts = _parts(len(ids) // self.c * self.c, self.c)
-        if self.paged:  # as an engine does: the state at every step end, not the last one alone
-            first = min(self.states) // self.c - 1
-            pages = len(ids) // self.c - first
-            moved_state = {"first_block": first, "pages": pages, "bytes": pages * STATE_BYTES}
-            parts[1] = msgspec.structs.replace(parts[1], **moved_state)
+        # As an engine does: the state at every step end, not the last one alone.
+        first = min(self.states) // self.c - 1
+        pages = len(ids) // self.c - first
+        moved_state = {"first_block": first, "pages": pages, "bytes": pages * STATE_BYTES}
+        parts[1] = msgspec.structs.replace(parts[1], **moved_state)
         moved = sum(part.bytes for part in parts)
         for rank, worker in enumerate(self.workers):
             worker.append(r.SaveSubmitted(rank=rank, job=self.job, request=request, parts=parts))
@@ -415,11 +431,8 @@ class _Arm:
                 r.LoadCompleted(rank=rank, job=self.job, ok=True, bytes=moved),
             ]
 
-    def _paged_load(self, request: str, ids: list[int], b: int) -> None:
-        blocks = [self.attention[: b // self.c], [0] * (b // self.c - 1) + [self.states[b]]]
-        self.scheduler.append(r.Allocated(request=request, external_tokens=b, block_ids=blocks))
-        self._mark()
-        self._load(request, b)
+    def _page_the_load(self, request: str, ids: list[int]) -> None:
+        """What is read of the pages of the load that was written last."""
         for rank, worker in enumerate(self.workers):
             done = worker.pop()
             submitted = worker[-1]
@@ -434,7 +447,6 @@ class _Arm:
             if self.level == "poison":
                 worker.append(r.GuardsChecked(rank=rank, job=self.job, steps_between=0, changed=[]))
             worker.append(done)
-        self._mark()
 
     def _digested(
         self,

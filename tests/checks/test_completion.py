@@ -12,7 +12,8 @@ from . import builder as b
 
 CHECK = "save-completion"
 COLD, NEXT = b.request_id("candidate", "N32.cold"), b.request_id("candidate", "N32.interposer-1")
-DELAY_NS = 500_000_000
+DELAY_MS = b.instrumented_plan().instruments.save_delay_ms
+DELAY_NS = DELAY_MS * 1_000_000
 
 
 def save(run: b.Run) -> r.SaveSubmitted:
@@ -71,7 +72,7 @@ def test_a_completion_before_the_delay_is_over_fails(tmp_path: Path) -> None:
     finding = b.only(run.judge(tmp_path / "a"), CHECK)
     assert (finding.code, finding.verdict) == ("early_complete", Verdict.FAIL)
     assert (finding.place.rank, finding.place.op) == (0, "N32.cold")
-    assert "held back for 500 ms and completed after 0.0 ms" in finding.message
+    assert f"held back for {DELAY_MS} ms and completed after 0.0 ms" in finding.message
 
 
 def test_a_reuse_without_a_wait_fails(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_a_wait_that_covers_the_reuse_is_paired(tmp_path: Path) -> None:
 def test_a_wait_that_ends_before_the_delay_does_not_cover(tmp_path: Path) -> None:
     run = b.build(b.instrumented_plan())
     early_reuse(run)
-    b.edit(run.worker(), r.SaveDelayed, {"delay_ms": 501}, job=save(run).job)
+    b.edit(run.worker(), r.SaveDelayed, {"delay_ms": DELAY_MS + 1}, job=save(run).job)
     wait(run, waited_ns=1)
     assert "reuse_before_completion" in b.codes(run.judge(tmp_path / "a"), CHECK)
 
@@ -150,6 +151,17 @@ def test_half_a_save_is_unknown(tmp_path: Path, kind: type[r.Record], code: str,
     b.drop(run.worker(), kind, job=2)
     found = {finding.code: finding.verdict for finding in b.result(run.judge(tmp_path / "a"), CHECK).findings}
     assert found[code] is verdict
+
+
+@pytest.mark.parametrize("delay_ms", [None, DELAY_MS - 1])
+def test_a_save_that_was_not_held_back_as_planned_is_unknown(tmp_path: Path, delay_ms: int | None) -> None:
+    run = b.build(b.instrumented_plan())
+    if delay_ms is None:
+        b.drop(run.worker(), r.SaveDelayed, job=2)
+    else:
+        b.edit(run.worker(), r.SaveDelayed, {"delay_ms": delay_ms}, job=2)
+    finding = b.only(run.judge(tmp_path / "a"), CHECK)
+    assert (finding.code, finding.verdict) == ("not_delayed", Verdict.UNKNOWN)
 
 
 def test_a_failed_save_is_unknown_and_two_completions_fail(tmp_path: Path) -> None:

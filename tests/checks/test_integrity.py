@@ -55,6 +55,30 @@ def test_an_attempt_that_did_not_complete_is_unknown(tmp_path: Path, outcome: r.
     assert (judgement.verdict, b.only(judgement, CHECK).code) == (Verdict.UNKNOWN, code)
 
 
+@pytest.mark.parametrize("level", [r.ContactLevel.HOST, r.ContactLevel.MODEL, r.ContactLevel.REQUEST])
+def test_a_level_of_contact_that_is_not_recorded_is_unknown(tmp_path: Path, level: r.ContactLevel) -> None:
+    run = b.build()
+    b.drop(run.attempts, r.ContactReached, level=level)
+    assert b.only(run.judge(tmp_path / "a"), CHECK).code == "missing_contact"
+
+
+@pytest.mark.parametrize(
+    ("ends", "codes"),
+    [
+        ([("interrupted", "stopped"), ("completed", None)], ["attempt_not_completed", "many_ends", "after_the_end"]),
+        ([("completed", None), ("completed", None)], ["many_ends", "after_the_end"]),
+        ([("completed", "the engine died")], ["attempt_not_completed", "after_the_end"]),
+    ],
+)
+def test_an_attempt_that_does_not_end_once_and_last_is_unknown(
+    tmp_path: Path, ends: list[tuple[str, str | None]], codes: list[str]
+) -> None:
+    run = b.build()
+    run.attempts[-1:] = [r.AttemptEnded(outcome=r.Outcome(outcome), reason=reason) for outcome, reason in ends]
+    run.attempts.append(r.ContactReached(level=r.ContactLevel.GPU))
+    assert b.codes(run.judge(tmp_path / "a"), CHECK) == codes
+
+
 def test_two_attempts_are_unknown(tmp_path: Path) -> None:
     run = b.build()
     run.attempts += run.attempts

@@ -10,10 +10,13 @@ import pytest
 from samestate.checks import analyzers
 from samestate.checks.analyzers import ANALYZERS, AnalyzerError, judge, source_sha256
 from samestate.checks.base import Verdict
+from samestate.checks.history import History
+from samestate.checks.table import table
+from samestate.checks.verdicts import conclude
 from samestate.evidence import records as r
 from samestate.evidence.archive import Archive
 from samestate.plans.lending import objection
-from samestate.plans.load import load
+from samestate.plans.load import load, shipped, validate_checks
 from samestate.plans.operations import boundary
 
 from . import builder as b
@@ -168,14 +171,40 @@ def test_an_unknown_analyzer_is_refused(tmp_path: Path) -> None:
 def test_without_a_required_check_no_run_passes(tmp_path: Path) -> None:
     plan = b.small_plan().model_copy(update={"required_checks": ["nosuch"]})
     judgement = b.build(plan).judge(tmp_path / "a")
-    assert judgement.required == ["integrity", "coverage", "plan-identity", "nosuch"]
+    assert judgement.required == [*ANALYZERS["boundary-v1"].floor, "nosuch"]
     assert judgement.verdict is Verdict.UNKNOWN
 
 
-@pytest.mark.parametrize("name", ["boundary", "boundary-instrumented"])
-def test_the_shipped_plan_requires_only_checks_that_exist(name: str) -> None:
+@pytest.mark.parametrize("fault", [None, "full-lookup"])
+def test_a_plan_cannot_require_less_than_the_floor(tmp_path: Path, fault: str | None) -> None:
+    plan = b.small_plan().model_copy(update={"required_checks": ["integrity"]})
+    judgement = b.build(plan, fault=fault).judge(tmp_path / "a")
+    assert judgement.verdict is (Verdict.FAIL if fault else Verdict.PASS)
+    assert "paired-equality" in judgement.required and "controls-equal" not in judgement.required
+
+
+def test_no_row_passes_over_what_it_shows(tmp_path: Path) -> None:
+    """Even if no check objected."""
+    wrong, right = b.build(fault="full-lookup"), b.build()
+    for run, root, expected in ((wrong, "w", Verdict.FAIL), (right, "r", Verdict.PASS)):
+        history = History.read(run.write(tmp_path / root))
+        passed = [conclude("integrity", [], unit="records", examined=1, summary="")]
+        rows = {row.case: row.verdict for row in table(history, passed, ["integrity"])}
+        assert rows == {"N31": Verdict.PASS, "N32": expected, "N33": Verdict.PASS}
+
+
+@pytest.mark.parametrize("fault", [None, "full-lookup", "other"])
+def test_a_fault_that_did_not_show_is_said(tmp_path: Path, fault: str | None) -> None:
+    judgement = b.build(fault=fault).judge(tmp_path / "a")
+    said = "Fault other was injected and did not show: no required check failed."
+    assert (said in judgement.limitations) == (fault == "other")
+    assert judgement.verdict is (Verdict.FAIL if fault == "full-lookup" else Verdict.PASS)
+
+
+@pytest.mark.parametrize("name", list(shipped()))
+def test_the_shipped_plan_requires_the_floor(name: str) -> None:
     plan = load(name)
-    assert set(plan.required_checks) <= set(ANALYZERS[plan.analyzer.id].checks)
+    validate_checks(plan, ANALYZERS[plan.analyzer.id].checks, ANALYZERS[plan.analyzer.id].floor)
 
 
 def test_the_instrumented_plan_is_the_boundary_plan_watched() -> None:
@@ -206,10 +235,13 @@ def test_no_instrumented_archive_passes_without_any_one_of_its_page_records(tmp_
         gone = run.worker().pop(index)
         if not isinstance(gone, b.Mark) and run.judge(tmp_path / str(index)).verdict is Verdict.PASS:
             passed.append(type(gone))
-    assert set(passed) <= {r.SaveDelayed}
+    assert passed == []
 
 
-@pytest.mark.parametrize("process", [("control", "client"), ("candidate", "client"), ("candidate", "scheduler")])
+@pytest.mark.parametrize(
+    "process",
+    [("control", "client"), ("candidate", "client"), ("candidate", "scheduler"), ("candidate", "worker-0")],
+)
 def test_no_archive_passes_without_any_one_of_its_lines(tmp_path: Path, process: tuple[str, str]) -> None:
     """Even with a fresh seal over it: a record that is not there is never taken for granted."""
     plan = b.small_plan().model_copy(update={"lengths": ["2C"], "output_tokens": 6})
@@ -218,6 +250,6 @@ def test_no_archive_passes_without_any_one_of_its_lines(tmp_path: Path, process:
     for index in range(kept):
         run = b.build(plan)
         gone = run.streams[process].pop(index)
-        if run.judge(tmp_path / str(index)).verdict is Verdict.PASS:
+        if not isinstance(gone, b.Mark) and run.judge(tmp_path / str(index)).verdict is Verdict.PASS:
             passed.append(type(gone))
-    assert set(passed) <= {r.EngineStopped, r.Lookup}
+    assert passed == []

@@ -132,7 +132,24 @@ def test_another_analyzer_source_is_unknown(tmp_path: Path, pin: AnalyzerPin, co
 def test_arms_that_the_attempt_does_not_name_fail(tmp_path: Path) -> None:
     run = b.build()
     run.attempts[0] = msgspec.structs.replace(run.attempts[0], arms=["candidate"])
-    assert b.only(run.judge(tmp_path / "a"), CHECK).code == "unplanned_arm"
+    assert b.codes(run.judge(tmp_path / "a"), CHECK) == ["missing_arm", "unplanned_arm"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"control_seal_sha256": "1" * 64},
+        {"arms": ["control", "candidate", "candidate"]},
+        {"arms": ["control", "candidate", "reference-control"], "reference_seal_sha256": "1" * 64},
+    ],
+)
+def test_an_arm_that_the_attempt_names_twice_fails(tmp_path: Path, change: dict[str, object]) -> None:
+    """Live and imported, or live twice."""
+    run = b.build()
+    run.attempts[0] = msgspec.structs.replace(run.attempts[0], **change)
+    judgement = run.judge(tmp_path / "a")
+    assert judgement.verdict is Verdict.FAIL
+    assert "wrong_arms" in b.codes(judgement, CHECK)
 
 
 def test_an_arm_that_the_attempt_names_and_is_not_there_is_unknown(tmp_path: Path) -> None:

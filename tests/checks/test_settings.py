@@ -37,9 +37,35 @@ def test_an_undeclared_difference_fails(tmp_path: Path, change: dict[str, object
     run = b.build()
     b.edit(run.client(), r.EngineStarted, change)
     judgement = run.judge(tmp_path / "a")
-    finding = b.only(judgement, CHECK)
-    assert (judgement.verdict, finding.code, finding.place.arm) == (Verdict.FAIL, "setting_differs", "candidate")
+    (finding,) = [one for one in b.result(judgement, CHECK).findings if one.code == "setting_differs"]
+    assert (judgement.verdict, finding.place.arm) == (Verdict.FAIL, "candidate")
     assert finding.message.startswith(f"{name} is ")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_model_len": 99},
+        {"settings": {"cache_config.block_size": 8}},
+        {"settings": {"cache_config.block_size": 16, "model_config.seed": 1}},
+        {"settings": {"cache_config.block_size": 16, "model_config.dtype": "torch.float32"}},
+    ],
+)
+def test_a_setting_that_no_arm_has_in_force_fails(tmp_path: Path, change: dict[str, object]) -> None:
+    run = b.build()
+    for arm in ("control", "candidate"):
+        b.edit(run.client(arm), r.EngineStarted, change)
+    judgement = run.judge(tmp_path / "a")
+    assert (judgement.verdict, b.codes(judgement, CHECK)) == (Verdict.FAIL, ["setting_not_in_force"] * 2)
+
+
+@pytest.mark.parametrize("name", ["model_config.dtype", "speculative_config.draft.dtype", "cache_config.dtype_of"])
+def test_settings_in_force_and_others_of_like_names_are_silent(tmp_path: Path, name: str) -> None:
+    run = b.build()
+    settings = {"cache_config.block_size": 16, "model_config.seed": 0, name: "torch.bfloat16"}
+    for arm in ("control", "candidate"):
+        b.edit(run.client(arm), r.EngineStarted, {"settings": settings})
+    assert b.result(run.judge(tmp_path / "a"), CHECK).verdict is Verdict.PASS
 
 
 def test_more_than_one_engine_fails(tmp_path: Path) -> None:

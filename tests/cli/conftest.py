@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pytest import TempPathFactory
 
-from samestate.cli.main import main
+from samestate.cli import commands
 
 Command = Callable[..., Result]
 
@@ -17,7 +17,7 @@ Command = Callable[..., Result]
 @pytest.fixture(scope="session")
 def samestate() -> Command:
     """Run the command line; never raises."""
-    return lambda *arguments: CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return lambda *arguments: CliRunner().invoke(commands.samestate, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,7 @@ def test_a_lock_is_the_plan_that_was_shown(samestate: Command, tmp_path: Path) -
             "- coverag",
             "required_checks[1]: no check 'coverag'; did you mean 'coverage'?; known: integrity",
         ),
+        ("  - geometry\n", "", "required_checks: boundary-v1 decides no run without geometry; add what is missing"),
         ("boundary-v1", "boundary-v9", "analyzer.id: no analyzer 'boundary-v9'; did you mean 'boundary-v1'?"),
         ("template: password-retrieval-zh", "template: x", "template: no template 'x'; known: "),
         ("model: qwen3-next-tiny", "model: x", "engine.model: no model 'x'; known: "),

@@ -581,3 +581,54 @@ def test_no_single_edit_of_a_stream_goes_unseen_under_a_new_seal(pristine: Path,
     finally:
         for file, data in kept.items():
             (pristine / file).write_bytes(data)
+
+
+# --- what is there instead of a file -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["plan.json", "seal.json", "SHA256SUMS", "attempts.jsonl", "arms/control/client.jsonl"]
+)
+@pytest.mark.parametrize("kind", ["fifo", "endless"])
+def test_what_is_no_regular_file_is_never_opened(archive: Path, name: str, kind: str) -> None:
+    (archive / name).unlink()
+    if kind == "fifo":
+        os.mkfifo(archive / name)
+    else:
+        (archive / name).symlink_to("/dev/zero")
+    read = Archive.open(archive)
+    assert name in named(read.verify())
+    assert (read.plan_json is None) == (name == "plan.json")
+    assert list(read.attempts()) == [] or name != "attempts.jsonl"
+
+
+@pytest.mark.parametrize("left", ["arms", "attempts.jsonl"])
+def test_what_is_left_of_an_archive_is_an_incomplete_one(archive: Path, left: str) -> None:
+    for entry in archive.iterdir():
+        if entry.name != left:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    defects = named(Archive.open(archive).verify())
+    assert defects["seal.json"] == "missing: the archive is incomplete"
+    assert defects["plan.json"] == "missing"
+
+
+def test_a_folder_with_nothing_of_an_archive_is_none(tmp_path: Path) -> None:
+    (tmp_path / "resolved.txt").write_text("mine")
+    (tmp_path / "armsrace").mkdir()
+    with pytest.raises(ArchiveError, match=r"is not an archive: it has no plan\.json"):
+        Archive.open(tmp_path)
+
+
+@pytest.mark.parametrize("arm", ["Control", "\udcff", "a\x1bb", ".hidden"])
+def test_a_folder_that_no_plan_can_name_is_no_arm(archive: Path, arm: str) -> None:
+    shutil.copytree(archive / "arms" / "control", archive / "arms" / arm)
+    (archive / "arms" / "control" / "\udcff.jsonl").write_text("")
+    if arm == "Control":
+        (archive / "arms" / "control" / "\udcff.jsonl").unlink()
+        reseal_folder(archive)
+    read = Archive.open(archive)
+    said = {defect.what for defect in read.verify()}
+    assert "lies in a folder that cannot be an arm's" in said
+    assert read.arms == ["control"]
+    assert read.streams("control") == ["client", "scheduler", "worker-0"]
+    "".join(where + what for where, what in read.defects).encode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from samestate.evidence.records import BatchScheduled, BatchSource
+from samestate.evidence.records import BatchScheduled, BatchSource, Record, SchedulerConfigured
 from samestate.instruments.schedule import batch, record_schedule
 
 
@@ -41,8 +41,14 @@ def test_an_empty_step_is_no_batch_but_a_preemption_is() -> None:
 
 def test_the_scheduler_is_only_read() -> None:
     made = [output(), output(scheduled_new_reqs=[], num_scheduled_tokens={})]
-    scheduler = SimpleNamespace(schedule=iter(made).__next__)
-    appended: list[BatchScheduled] = []
+    scheduler = SimpleNamespace(
+        schedule=iter(made).__next__,
+        cache_config=SimpleNamespace(block_size=128),
+        kv_cache_config=SimpleNamespace(kv_cache_groups=[]),
+    )
+    appended: list[Record] = []
     record_schedule(scheduler, SimpleNamespace(append=appended.append))
     assert [scheduler.schedule(), scheduler.schedule()] == made
-    assert [record.step for record in appended] == [0]
+    configured, only = appended
+    assert isinstance(configured, SchedulerConfigured) and configured.block_size == 128
+    assert isinstance(only, BatchScheduled) and only.step == 0

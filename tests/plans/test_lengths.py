@@ -21,9 +21,16 @@ def test_k_c_plus_d_is_arithmetic(k: int, d: int, c: int) -> None:
             evaluate(text, c)
 
 
-@given(n=st.integers(min_value=1), c=intervals)
+@given(n=st.integers(min_value=1, max_value=10**9 - 1), c=intervals)
 def test_a_plain_number_does_not_depend_on_c(n: int, c: int) -> None:
     assert evaluate(str(n), c) == n
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "C+" + "9" * 5000, "9" * 5000 + "C"])
+def test_a_length_of_thousands_of_digits_is_one_short_line(length: str) -> None:
+    with pytest.raises(PlanError, match="is no prompt length") as caught:
+        evaluate(length, 16)
+    assert len(str(caught.value)) < 200
 
 
 @given(text=st.text(max_size=8))

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import TempPathFactory
 
+from samestate.evidence.archive import ArchiveWriter
 from samestate.evidence.canonical import sha256_hex
 from samestate.evidence.records import Scalar
+from samestate.plans.files import MAX_BYTES
 from samestate.plans.load import (
     PlanError,
     freeze,
@@ -149,15 +151,16 @@ def test_a_folder_is_no_plan(tmp_path: Path) -> None:
 
 def test_yaml_json_and_lock_are_the_same_plan(tmp_path: Path) -> None:
     plan = freeze(load("boundary"), SOURCE)
-    (tmp_path / "plan.json").write_bytes(plan_json(plan))
+    (tmp_path / "boundary.json").write_bytes(plan_json(load("boundary")))
     (tmp_path / "boundary.lock").write_bytes(lock_json(plan))
-    assert load(str(tmp_path / "plan.json")) == plan
+    assert load(str(tmp_path / "boundary.json")) == load("boundary")
     assert load(str(tmp_path / "boundary.lock")) == plan
     assert plan_sha256(plan) == sha256_hex(plan_json(plan))
     assert plan_json(plan) == plan_json(load(str(tmp_path / "boundary.lock")))
 
 
-scalars = st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.text(max_size=5)
+texts = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), max_size=5)
+scalars = st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | texts
 numbers = st.floats(-(2**53), 2**53, exclude_min=True, exclude_max=True)
 
 
@@ -188,19 +191,109 @@ def test_a_changed_lock_is_refused(tmp_path: Path) -> None:
     assert line.startswith("plan_sha256: the plan was changed after it was frozen (hash ")
 
 
-def test_a_changed_plan_of_an_archive_is_refused(tmp_path: Path) -> None:
-    data = plan_json(freeze(load("boundary"), SOURCE))
-    path = tmp_path / "plan.json"
-    sums = tmp_path / "SHA256SUMS"
-    path.write_bytes(data)
-    sums.write_text(f"{sha256_hex(data)}  plan.json\n")
-    assert load(str(path)).name == "boundary"
-    path.write_bytes(data.replace(b'"seed":42', b'"seed":43'))
-    with pytest.raises(PlanError, match="the plan was changed after it was frozen"):
-        load(str(path))
+@pytest.fixture
+def archived(tmp_path: Path) -> Path:
+    """`plan.json` of a sealed archive."""
+    writer = ArchiveWriter.create(tmp_path / "archive", plan_json(freeze(load("boundary"), SOURCE)))
+    writer.seal()
+    return writer.root / "plan.json"
+
+
+def test_the_plan_of_a_sealed_archive_is_a_frozen_plan(archived: Path) -> None:
+    assert load(str(archived)) == freeze(load("boundary"), SOURCE)
+
+
+def test_a_changed_plan_of_an_archive_is_refused(archived: Path) -> None:
+    data, sums = archived.read_bytes(), archived.parent / "SHA256SUMS"
+    changed = data.replace(b'"seed":42', b'"seed":43')
+    assert refusal(archived, changed).startswith("the plan was changed after it was frozen (hash ")
+    sums.write_text(sums.read_text().replace(sha256_hex(data), sha256_hex(changed)))
+    assert refusal(archived, changed).startswith("its archive is damaged (SHA256SUMS: changed after sealing")
     sums.write_text("")
-    with pytest.raises(PlanError, match="was none"):
-        load(str(path))
+    assert "was none" in refusal(archived, data)
+
+
+@pytest.mark.parametrize("gone", [["seal.json"], ["SHA256SUMS"], ["seal.json", "SHA256SUMS"]])
+def test_a_frozen_plan_that_nothing_confirms_is_refused(archived: Path, gone: list[str]) -> None:
+    for name in gone:
+        (archived.parent / name).unlink()
+    assert refusal(archived, archived.read_bytes()).startswith(UNCONFIRMED)
+
+
+def test_a_frozen_plan_out_of_its_lock_or_archive_is_refused(archived: Path, tmp_path: Path) -> None:
+    lock = json.loads(lock_json(freeze(load("boundary"), SOURCE)))
+    assert refusal(tmp_path / "unwrapped.json", json.dumps(lock["plan"])).startswith(UNCONFIRMED)
+    assert refusal(archived.parent / "copy.json", archived.read_bytes()).startswith(UNCONFIRMED)
+
+
+UNCONFIRMED = "analyzer.source_sha256: a frozen plan counts only as its lock, or in its sealed archive; "
+
+
+# --- what a file may hold ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["a: &a [1]", "a: &a [x, x]\nb: [*a, *a]", "&a [*a]", "? &k a\n: 1", "<<: {a: &a 1}"])
+def test_anchors_and_aliases_are_refused(tmp_path: Path, text: str) -> None:
+    assert refusal(tmp_path / "bomb.yaml", text).endswith(
+        "not valid YAML (a plan has no anchors and aliases); correct it"
+    )
+
+
+@pytest.mark.parametrize("name", ["large.yaml", "large.json"])
+def test_a_file_too_large_for_a_plan_is_not_parsed(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"{" + b" " * MAX_BYTES)
+    with pytest.raises(PlanError, match="is larger than 256 KiB, so it is no plan"):
+        load(str(tmp_path / name))
+
+
+def test_a_device_without_end_is_no_plan() -> None:
+    with pytest.raises(PlanError, match="is larger than 256 KiB"):
+        load("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("written", "code"),
+    [("\\x1b[2J", "U+001B"), ("\\u202e", "U+202E"), ("\\ud800", "U+D800"), ("\\a", "U+0007"), ("\\u2028", "U+2028")],
+)
+def test_control_characters_are_refused(tmp_path: Path, written: str, code: str) -> None:
+    text = SHIPPED.replace("title: N", f'title: "{written}"\nt: N', 1)
+    assert refusal(tmp_path / "mine.yaml", text) == f"title: holds the control character {code}; remove it"
+
+
+def test_a_control_character_in_a_key_or_a_list_is_refused_and_escaped(tmp_path: Path) -> None:
+    assert (
+        refusal(tmp_path / "a.json", r'{"a": [{"\u001b[2J": 1}]}')
+        == "a[0]: holds the control character U+001B; remove it"
+    )
+    assert refusal(tmp_path / "b.json", r'{"\u001b": 1, "\u001b": 2}') == r"\x1b: is there twice; remove one"
+
+
+def test_line_breaks_and_other_scripts_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        SHIPPED.replace("title: N", 'title: "两\u3000行\\n\\t é N', 1).replace(
+            "against reload\n", 'against reload"\n', 1
+        )
+    )
+    assert load(str(path)).title.startswith("两\u3000行\n\t é Nine")
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "-" + "9" * 5000, "9" * 400])
+@pytest.mark.parametrize("name", ["mine.yaml", "mine.json"])
+def test_an_integer_of_many_digits_is_one_short_line(tmp_path: Path, name: str, digits: str) -> None:
+    plan = load("boundary").model_dump(mode="json")
+    text = json.dumps(plan) if name.endswith("json") else SHIPPED
+    for old in ('"seed": 42', "seed: 42"):
+        text = text.replace(old, old.replace("42", digits))
+    assert len(refusal(tmp_path / name, text)) < 200
+
+
+@pytest.mark.parametrize(("field", "value"), [("format", True), ("temperature", False)])
+def test_true_is_no_number(tmp_path: Path, field: str, value: bool) -> None:
+    plan = load("boundary").model_dump(mode="json") | {field: value}
+    assert refusal(tmp_path / "mine.json", json.dumps(plan)) == f"{field}: should be a valid integer, not {value}"
+    lock = json.loads(lock_json(load("boundary"))) | {"format": True}
+    assert refusal(tmp_path / "mine.lock", json.dumps(lock)) == "format: should be a valid integer, not True"
 
 
 def test_freezing_pins_the_analyzer_once() -> None:
@@ -215,11 +308,20 @@ def test_freezing_pins_the_analyzer_once() -> None:
 
 def test_required_checks_must_be_known() -> None:
     plan = load("boundary")
-    validate_checks(plan, plan.required_checks)
+    validate_checks(plan, plan.required_checks, plan.required_checks)
     with pytest.raises(PlanError) as caught:
-        validate_checks(plan, ["integrity", "coverages"])
+        validate_checks(plan, ["integrity", "coverages"], [])
     assert str(caught.value) == (
         "required_checks[1]: no check 'coverage'; did you mean 'coverages'?; known: integrity, coverages"
+    )
+
+
+def test_the_floor_must_be_required() -> None:
+    plan = load("boundary").model_copy(update={"required_checks": ["integrity", "settings"]})
+    with pytest.raises(PlanError) as caught:
+        validate_checks(plan, ["integrity", "settings", "coverage", "geometry"], ["coverage", "integrity", "geometry"])
+    assert str(caught.value) == (
+        "required_checks: boundary-v1 decides no run without coverage, geometry; add what is missing"
     )
 
 
@@ -232,11 +334,3 @@ def test_serve_arguments_win_over_settings_and_enter_the_plan() -> None:
     dropped = set(plan.engine.settings) - set(changed.engine.settings)
     assert dropped == {"block_size", "max_model_len", "enable_prefix_caching"}
     assert plan_sha256(changed) != plan_sha256(plan)
-
-
-@pytest.mark.parametrize(
-    "flag", ["--model", "--kv-transfer-config", "--kv_transfer_config={}", "--kv-transfer-config.a"]
-)
-def test_serve_arguments_that_belong_to_the_arms_are_refused(flag: str) -> None:
-    with pytest.raises(PlanError, match="is set for each arm; remove it"):
-        with_engine(load("boundary"), model="external", serve_args=[flag, "x"])

@@ -5,7 +5,7 @@ A new rule is a new analyzer: an old one is never edited once archives cite it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Literal, NamedTuple
@@ -21,6 +21,7 @@ from samestate.checks import (
     geometry,
     integrity,
     layout,
+    local_hit,
     page_coverage,
     pages,
     poison,
@@ -48,6 +49,9 @@ _DECIDING_SOURCES = {
 """What an analyzer's hash covers: every module that can change a verdict. None: all of the room."""
 
 
+Comparison = Literal["paired_live", "candidate_vs_archived", "within_one_arm"]
+
+
 class AnalyzerError(Exception):
     """No such analyzer. ``str(error)`` is one line that says what to do."""
 
@@ -58,8 +62,14 @@ class Analyzer(NamedTuple):
     id: str
     checks: Mapping[str, Check]
     """By check id, in the order in which they are shown."""
-    always_required: tuple[str, ...]
-    """Decide every run, whatever the plan requires: without them nothing else means anything."""
+    table: Callable[[History, Sequence[CheckResult], Sequence[str]], list[CaseRow]] = table
+    two_arms: bool = True
+    """A candidate is compared with a control; False: an arm with itself."""
+
+    @property
+    def floor(self) -> tuple[str, ...]:
+        """Checks that decide every run, whatever the plan requires: all but the one that needs a reference."""
+        return tuple(check for check in self.checks if check != equality.CONTROLS)
 
 
 class Judgement(BaseModel):
@@ -73,7 +83,7 @@ class Judgement(BaseModel):
     plan_sha256: str | None
     fault: str | None
     """The injected fault that the archive is tagged with. Shown, never judged by."""
-    comparison_kind: Literal["paired_live", "candidate_vs_archived"]
+    comparison_kind: Comparison
     performance_eligible: bool
     """False: pages were read, saves held back or a fault injected, so no time of this run is a measurement."""
     verdict: Verdict
@@ -110,16 +120,14 @@ def judge(archive: Archive, analyzer_id: str | None = None) -> Judgement:
     analyzer = _known(analyzer_id or _planned_analyzer(history))
     results = [run_check(check_id, check, history) for check_id, check in analyzer.checks.items()]
     required = _required(history, analyzer)
-    rows, limitations = _table(history, results, required)
-    control = history.arms.get(CONTROL)
-    archived = control is not None and control.imported_from is not None
+    rows, limitations = _table(history, analyzer, results, required)
     return Judgement(
         analyzer=analyzer.id,
         analyzer_sha256=source_sha256(analyzer.id),
         seal_sha256=history.seal_sha256,
         plan_sha256=history.plan_sha256,
         fault=history.fault,
-        comparison_kind="candidate_vs_archived" if archived else "paired_live",
+        comparison_kind=_comparison(history, analyzer),
         performance_eligible=_performance_eligible(history),
         verdict=run_verdict(required, results),
         results=results,
@@ -127,7 +135,7 @@ def judge(archive: Archive, analyzer_id: str | None = None) -> Judgement:
         table=rows,
         scope=_scope(history),
         not_shown=_not_shown(history),
-        limitations=[*limitations, *_limitations(history, analyzer)],
+        limitations=[*limitations, *_limitations(history, analyzer), *_hidden_fault(history, results, required)],
     )
 
 
@@ -145,18 +153,27 @@ def _planned_analyzer(history: History) -> str:
 
 
 def _required(history: History, analyzer: Analyzer) -> list[str]:
-    """The plan's required checks, those that are always required, and the reference's when there is one."""
+    """The analyzer's floor, what else the plan requires, and the reference's check when there is one."""
     try:
         planned = history.plan.required_checks
     except MissingEvidence:
         planned = []
     reference = [equality.CONTROLS] if REFERENCE in history.arms and equality.CONTROLS in analyzer.checks else []
-    return list(dict.fromkeys([*analyzer.always_required, *planned, *reference]))
+    return list(dict.fromkeys([*analyzer.floor, *planned, *reference]))
 
 
-def _table(history: History, results: list[CheckResult], required: list[str]) -> tuple[list[CaseRow], list[str]]:
+def _comparison(history: History, analyzer: Analyzer) -> Comparison:
+    if not analyzer.two_arms:
+        return "within_one_arm"
+    control = history.arms.get(CONTROL)
+    return "candidate_vs_archived" if control and control.imported_from is not None else "paired_live"
+
+
+def _table(
+    history: History, analyzer: Analyzer, results: list[CheckResult], required: list[str]
+) -> tuple[list[CaseRow], list[str]]:
     try:
-        return table(history, results, required), []
+        return analyzer.table(history, results, required), []
     except MissingEvidence as missing:
         return [], [f"No table: {missing}."]
     except Exception as error:  # the table decides nothing, so it must not keep the verdict from being shown
@@ -202,7 +219,7 @@ def _limitations(history: History, analyzer: Analyzer) -> list[str]:
     if prefix_identity.CHECK in analyzer.checks and any(arm.pages.transfers for arm in history.arms.values()):
         found.append("Digests show which bytes a page held, not that the model reads the page at that address.")
         found.append("Page rows are repeated internal checks of recorded bytes; no device memory was read again.")
-    else:
+    elif BOUNDARY in analyzer.checks:
         found.append("B is what each transfer says of itself; the bytes were not inspected.")
     if max((arm.concurrency for arm in history.arms.values()), default=0) <= 1:
         found.append("No two requests were ever in one step: nothing is shown about concurrency.")
@@ -215,8 +232,17 @@ def _limitations(history: History, analyzer: Analyzer) -> list[str]:
     return found
 
 
+def _hidden_fault(history: History, results: list[CheckResult], required: list[str]) -> list[str]:
+    """A fault run is there to fail: one that does not shows that nothing would have caught the fault."""
+    failed = any(result.verdict is Verdict.FAIL for result in results if result.check in required)
+    if history.fault is None or failed:
+        return []
+    return [f"Fault {history.fault} was injected and did not show: no required check failed."]
+
+
 BOUNDARY_V1 = "boundary-v1"
 BOUNDARY_INSTRUMENTED_V1 = "boundary-instrumented-v1"
+LOCAL_HIT_V1 = "local-hit-v1"
 
 
 def _identity_under(analyzer_id: str) -> Check:
@@ -241,6 +267,21 @@ def _boundary_checks(analyzer_id: str) -> dict[str, Check]:
     }
 
 
+def _local_hit_checks(analyzer_id: str) -> dict[str, Check]:
+    return {
+        integrity.CHECK: integrity.integrity,
+        coverage.CHECK: coverage.coverage,
+        PLAN_IDENTITY: _identity_under(analyzer_id),
+        settings.CHECK: settings.settings,
+        local_hit.BLOCK_SIZE: local_hit.block_size,
+        local_hit.EQUALITY: local_hit.local_equality,
+        local_hit.HITS: local_hit.local_hits,
+        counters.CHECK: counters.preemptions,
+        continuation.EOS_ABSENT: continuation.eos_absent,
+        continuation.NON_VACUITY: local_hit.non_vacuity,
+    }
+
+
 _PAGE_CHECKS: dict[str, Check] = {
     layout.CHECK: layout.layout,
     pages.CHECK: pages.page_bytes,
@@ -251,11 +292,10 @@ _PAGE_CHECKS: dict[str, Check] = {
 }
 """Of the bytes themselves. None stands for another (requirement 41)."""
 
-_ALWAYS = (integrity.CHECK, coverage.CHECK, PLAN_IDENTITY)
-
 ANALYZERS: dict[str, Analyzer] = {
-    BOUNDARY_V1: Analyzer(BOUNDARY_V1, _boundary_checks(BOUNDARY_V1), _ALWAYS),
+    BOUNDARY_V1: Analyzer(BOUNDARY_V1, _boundary_checks(BOUNDARY_V1)),
     BOUNDARY_INSTRUMENTED_V1: Analyzer(
-        BOUNDARY_INSTRUMENTED_V1, _boundary_checks(BOUNDARY_INSTRUMENTED_V1) | _PAGE_CHECKS, _ALWAYS
+        BOUNDARY_INSTRUMENTED_V1, _boundary_checks(BOUNDARY_INSTRUMENTED_V1) | _PAGE_CHECKS
     ),
+    LOCAL_HIT_V1: Analyzer(LOCAL_HIT_V1, _local_hit_checks(LOCAL_HIT_V1), local_hit.repeat_table, two_arms=False),
 }

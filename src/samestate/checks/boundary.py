@@ -8,7 +8,7 @@ drafts. B = N with p = N−1 is the lookup over the full prompt (requirements 18
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place
@@ -20,6 +20,8 @@ from samestate.plans.operations import boundary as strict_boundary
 CHECK = "boundary"
 STATE = (EntryKind.RECURRENT, EntryKind.CONV)
 """Kinds whose page is the state at one boundary, not a row of tokens."""
+MAX_ABSENT_RANKS = 16
+"""How many ranks that never registered are named: an engine may claim any number of them."""
 
 
 class Reload(NamedTuple):
@@ -77,10 +79,14 @@ def reloads(history: History) -> list[Reload]:
 
 
 def expected_ranks(arm: ArmHistory) -> set[int]:
-    """Ranks of the engine, by its parallel sizes and by what its workers say; raises MissingEvidence."""
+    """Ranks that registered, and the first that should have, by parallel sizes and by what workers say.
+
+    Raises MissingEvidence.
+    """
     engine = arm.engine.rec
     sizes = [engine.tensor_parallel * engine.pipeline_parallel, *(s.rec.world_size for s in arm.ranks.values())]
-    return set(range(max(sizes))) | set(arm.ranks)
+    absent = (rank for rank in range(max(sizes)) if rank not in arm.ranks)
+    return {*arm.ranks, *islice(absent, MAX_ABSENT_RANKS)}
 
 
 def boundary(history: History) -> CheckResult:
@@ -94,22 +100,25 @@ def boundary(history: History) -> CheckResult:
     checked = reloads(history)
     good = 0
     for reload in checked:
-        found = list(_reload(arm, reload, ranks, history.resolved.checkpoint_interval))
+        found = list(_reload(history, reload, ranks))
         good += not found
         findings += found
     summary = f"{good}/{len(checked)} reloads at B = p = C·⌊(N−1)/C⌋ on {len(ranks)} rank(s)"
     return conclude(CHECK, findings, unit="reloads", examined=len(checked), summary=summary)
 
 
-def _reload(arm: ArmHistory, reload: Reload, ranks: set[int], c: int) -> Iterator[Finding]:
+def _reload(history: History, reload: Reload, ranks: set[int]) -> Iterator[Finding]:
+    arm, whole = history.arm(CANDIDATE), history.whole(CANDIDATE)
     if reload.first is None or not reload.connector:
         absent = BatchSource.SCHEDULER if reload.first is None else BatchSource.CONNECTOR
         message = f"{reload.op}: the first batch is not recorded by the {absent.value}"
         yield unknown("missing_batches", message, reload.place)
         return
-    if reload.first.shape != reload.connector[0].shape:
+    other = reload.connector[0]
+    if reload.first.shape != other.shape:
         message = f"{reload.op}: scheduler and connector record different first batches"
-        yield fail("sources_disagree", message, reload.place, reload.evidence)
+        make = fail if whole or reload.first.start == other.start else unknown
+        yield make("sources_disagree", message, reload.place, reload.evidence)
     if not reload.loads and not any(registered.rec.transfer_groups for registered in arm.ranks.values()):
         message = f"{reload.op}: the connector has no adapter, so which prefix its loads restore is not reported"
         yield unknown("not_reported", message, reload.place, reload.evidence)
@@ -129,18 +138,18 @@ def _reload(arm: ArmHistory, reload: Reload, ranks: set[int], c: int) -> Iterato
     distinct = sorted({reported for reported in boundaries.values() if reported is not None})
     if len(distinct) > 1:
         said = ", ".join(f"rank {rank}: {reported}" for rank, reported in boundaries.items())
-        yield fail(
-            "rank_disagreement",
-            f"{reload.op}: ranks restored different prefixes ({said})",
-            reload.place,
-            reload.evidence,
-        )
-    yield from _parts(arm, reload)
-    yield from _credit(reload, reload.first, distinct, strict_boundary(reload.tokens, c))
+        message = f"{reload.op}: ranks restored different prefixes ({said})"
+        yield (fail if whole else unknown)("rank_disagreement", message, reload.place, reload.evidence)
+    yield from _parts(arm, reload, whole=whole)
+    expected = strict_boundary(reload.tokens, history.resolved.checkpoint_interval)
+    yield from _credit(reload, reload.first, distinct, expected, whole=whole)
 
 
-def _parts(arm: ArmHistory, reload: Reload) -> Iterator[Finding]:
-    """Every recurrent part of a rank's loads reaches exactly to B, and there is one where the layout has state."""
+def _parts(arm: ArmHistory, reload: Reload, *, whole: bool) -> Iterator[Finding]:
+    """Every recurrent part of a rank's loads reaches exactly to B, the others together as far.
+
+    There is a recurrent part where the layout has state.
+    """
     boundaries = reload.boundaries
     for rank, loads in reload.loads.items():
         registered = arm.ranks.get(rank)
@@ -161,14 +170,29 @@ def _parts(arm: ArmHistory, reload: Reload) -> Iterator[Finding]:
                     f"the load to {boundaries[rank]}"
                 )
                 yield fail("part_boundary", message, place, [load.submitted.where])
+        for group in sorted(groups.keys() - state):
+            ends = [part.boundary for _, part in moved if part.group == group]
+            if ends and max(ends) < (boundaries[rank] or 0):
+                message = (
+                    f"{reload.op}: rank {rank}: pages of transfer group {group} reach to {max(ends)}, "
+                    f"the load to {boundaries[rank]}"
+                )
+                place = _at(reload, rank=rank, group=group, boundary=max(ends))
+                evidence = [load.submitted.where for load in loads]
+                yield (fail if whole else unknown)("part_boundary", message, place, evidence)
         for group in sorted(state - {part.group for _, part in moved}):
             message = f"{reload.op}: rank {rank} loaded no state of transfer group {group}"
             evidence = [load.submitted.where for load in loads]
             yield unknown("no_state_loaded", message, _at(reload, rank=rank, group=group), evidence)
 
 
-def _credit(reload: Reload, first: Row, boundaries: list[int], expected: int) -> Iterator[Finding]:
-    """B, p and what was scheduled, against each other and against the strict prefix."""
+def _credit(reload: Reload, first: Row, boundaries: list[int], expected: int, *, whole: bool) -> Iterator[Finding]:
+    """B, p and what was scheduled, against each other and against the strict prefix.
+
+    A load or a step that is not recorded can only make B larger and p smaller than they seem.
+    So too large a B is a fail in any record, too small a B or too large a p only in a whole one.
+    """
+    short = fail if whole else unknown
     n, p, scheduled = reload.tokens, first.start, first.scheduled
     if boundaries == [n] and (p, scheduled) == (n - 1, 1):
         message = (
@@ -181,16 +205,16 @@ def _credit(reload: Reload, first: Row, boundaries: list[int], expected: int) ->
         place = _at(reload, boundary=b)
         if b != p:
             message = f"{reload.op}: checkpoint of [0, {b}) restored, {p} tokens credited"
-            yield fail("boundary_not_credited", message, place, reload.evidence)
+            yield (fail if b > p else short)("boundary_not_credited", message, place, reload.evidence)
         if b != expected:
             message = f"{reload.op}: checkpoint of [0, {b}) restored, expected [0, {expected}) for N={n}"
-            yield fail("wrong_boundary", message, place, reload.evidence)
+            yield (fail if b > expected else short)("wrong_boundary", message, place, reload.evidence)
         if n - b < 1:
             message = f"{reload.op}: checkpoint of [0, {b}) leaves nothing of N={n} to compute"
             yield fail("empty_suffix", message, place, reload.evidence)
     if p != expected and p not in boundaries:
         message = f"{reload.op}: {p} tokens credited, expected {expected} for N={n}"
-        yield fail("wrong_credit", message, reload.place, reload.evidence)
+        yield (fail if p < expected else short)("wrong_credit", message, reload.place, reload.evidence)
     if first.drafted:
         message = f"{reload.op}: {first.drafted} draft tokens in the first batch"
         yield fail("drafts_scheduled", message, reload.place, reload.evidence)

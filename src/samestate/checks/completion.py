@@ -37,7 +37,8 @@ class Reuse(NamedTuple):
 def save_completion(history: History) -> CheckResult:
     """Pair every save of the candidate with its completion, and every early reuse with its wait."""
     arm = history.arm(CANDIDATE)
-    saves = _Saves(arm, rank_layouts(arm), Prefixes(history, arm), history.whole(arm.name))
+    planned_ms = history.plan.instruments.save_delay_ms
+    saves = _Saves(arm, rank_layouts(arm), Prefixes(history, arm), history.whole(arm.name), planned_ms)
     findings = list(saves.findings())
     early = f"waits paired {saves.waited}/{saves.early}" if saves.early else "waits paired 0/0: none came early"
     summary = (
@@ -50,8 +51,10 @@ def save_completion(history: History) -> CheckResult:
 class _Saves:
     """The saves of an arm and what depends on them."""
 
-    def __init__(self, arm: ArmHistory, layouts: dict[int, RankLayout], prefixes: Prefixes, whole: bool) -> None:
-        self._whole = whole
+    def __init__(
+        self, arm: ArmHistory, layouts: dict[int, RankLayout], prefixes: Prefixes, whole: bool, planned_ms: int
+    ) -> None:
+        self._whole, self._planned_ms = whole, planned_ms
         transfers = [one for one in arm.pages.transfers if one.rank in layouts]
         self.saves = [one for one in transfers if one.direction == "save"]
         self.completed = self.delayed = self.reuses = self.early = self.waited = 0
@@ -85,6 +88,9 @@ class _Saves:
         else:
             self.completed += 1
         self.delayed += save.delayed is not None
+        if (save.delayed.rec.delay_ms if save.delayed else 0) < self._planned_ms:
+            message = f"{name} was not held back for the planned {self._planned_ms} ms"
+            yield unknown("not_delayed", message, place, save.evidence)
         if save.delayed and save.completions and save.completions[0].t_ns < save.due_ns:
             after = (save.completions[0].t_ns - save.delayed.t_ns) / 1e6
             message = f"{name} is held back for {save.delayed.rec.delay_ms} ms and completed after {after:.1f} ms"

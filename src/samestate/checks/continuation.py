@@ -49,6 +49,15 @@ def non_vacuity(history: History) -> CheckResult:
     if not hits:
         message = "no reload of the candidate moved a byte: nothing was tested"
         findings.append(unknown("vacuous", message, Place(arm=CANDIDATE)))
+    varied, examined = varied_outputs(history)
+    findings += varied
+    summary = f"{hits} reloads moved bytes, {examined} generations varied" if not findings else findings[0].message
+    return conclude(NON_VACUITY, findings, unit="generations", examined=examined, summary=summary)
+
+
+def varied_outputs(history: History) -> tuple[list[Finding], int]:
+    """Outputs that are too uniform to show anything, and how many were looked at."""
+    findings: list[Finding] = []
     examined = 0
     for name in [arm.name for arm in history.plan.arms]:
         arm = history.arm(name)
@@ -69,8 +78,7 @@ def non_vacuity(history: History) -> CheckResult:
                 f"arm {name}: {len(prompts)} inputs, {len(outputs)} distinct outputs: they do not depend on the prompt"
             )
             findings.append(unknown("vacuous", message, Place(arm=name)))
-    summary = f"{hits} reloads moved bytes, {examined} generations varied" if not findings else findings[0].message
-    return conclude(NON_VACUITY, findings, unit="generations", examined=examined, summary=summary)
+    return findings, examined
 
 
 def _control_reused(history: History) -> list[Finding]:

@@ -1,6 +1,7 @@
 """``coverage``: every arm did exactly the planned operations, in order, counted from raw records.
 
-Missing operations are unknown. Operations that contradict the plan are a fail.
+Missing operations are unknown, and so are missing traces of them (`traces`). Operations that
+contradict the plan are a fail.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.seen import Seen
+from samestate.checks.traces import traces
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence import records as r
 from samestate.plans.model import InputIdentity
@@ -32,7 +34,7 @@ def coverage(history: History) -> CheckResult:
             findings.append(unknown("missing_arm", message, Place(arm=name)))
             continue
         arm = _Arm(history.arms[name], planned, inputs)
-        findings += arm.findings()
+        findings += [*arm.findings(), *traces(history, arm.arm)]
         summaries.append(f"{name} {arm.counts()}")
         examined += len(arm.arm.started)
     return conclude(CHECK, findings, unit="operations", examined=examined, summary="; ".join(summaries) or "no arm")

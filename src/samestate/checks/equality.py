@@ -115,7 +115,8 @@ def _pair(history: History, pair: Comparison) -> list[Finding]:
         return findings
     message = f"{pair.subject} differs from {pair.reference} from token {index} on"
     reference, subject = (side.arm.schedule(side.op) for side in (pair.reference, pair.subject))
-    parted = unattributable(reference, subject, history.resolved.checkpoint_interval)
+    complete = history.whole(pair.subject.arm.name)
+    parted = unattributable(reference, subject, history.resolved.checkpoint_interval, complete=complete)
     if parted is None:
         findings.append(fail("tokens_differ", message, place, evidence))
     else:

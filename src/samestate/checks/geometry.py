@@ -6,8 +6,9 @@ attributed to reuse where the batches agree (requirements 45, 46).
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterator
-from itertools import dropwhile, zip_longest
+from itertools import chain, dropwhile, zip_longest
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place
@@ -47,12 +48,15 @@ def mismatch(reference: Schedule | None, subject: Schedule | None, *, whole: boo
     return None
 
 
-def unattributable(reference: Schedule | None, subject: Schedule | None, checkpoint_interval: int) -> Mismatch | None:
+def unattributable(
+    reference: Schedule | None, subject: Schedule | None, checkpoint_interval: int, *, complete: bool
+) -> Mismatch | None:
     """Why unequal outputs of two requests cannot be laid to reuse; None: they can.
 
-    A subject that starts where no checkpoint can end is at fault whatever its steps.
+    A subject that starts where no checkpoint can end is at fault whatever its steps, where
+    its record is `complete`: else its first step may be missing.
     """
-    if subject and subject[0].start % checkpoint_interval != 0:
+    if complete and subject and subject[0].start % checkpoint_interval != 0:
         return None
     return mismatch(reference, subject, whole=False)
 
@@ -91,7 +95,8 @@ def _operation(history: History, case: Case, op: PlannedOperation) -> Iterator[F
     parted = mismatch(reference, subject, whole=not reload)
     if parted is not None:
         message = f"{op.op}: {parted.message} (control against candidate)"
-        if unattributable(reference, subject, history.resolved.checkpoint_interval):
+        c, complete = history.resolved.checkpoint_interval, history.whole(CANDIDATE)
+        if unattributable(reference, subject, c, complete=complete):
             message += ": unequal outputs could not be laid to reuse"
         yield unknown("geometry_mismatch", message, place, parted.evidence)
 
@@ -109,19 +114,42 @@ def _gap(schedule: Schedule | None, end: int) -> str | None:
 
 
 def _sources(history: History) -> Iterator[Finding]:
-    """Scheduler and connector saw the same rows, wherever both were there to see them."""
+    """Scheduler and connector saw the same rows, wherever both were there to see them.
+
+    A contradiction is two rows that start alike and go on differently. A row of one source
+    alone is missing from the other.
+    """
     for arm in history.arms.values():
         ops = {seen.rec.request: op for op, outputs in arm.outputs.items() for seen in outputs}
         for (request, source), schedule in arm.schedules.items():
             other = arm.schedules.get((request, BatchSource.CONNECTOR))
             if source is not BatchSource.SCHEDULER or other is None:
                 continue
-            parted = mismatch(schedule, other, whole=True)
-            if parted is not None:
-                op = ops.get(request)
-                message = f"arm {arm.name}: {op or request}: {parted.message} (scheduler against connector)"
-                place = Place(arm=arm.name, case=_case(op), op=op, request=request)
-                yield fail("sources_disagree", message, place, parted.evidence)
+            op = ops.get(request)
+            name = f"arm {arm.name}: {op or request}"
+            place = Place(arm=arm.name, case=_case(op), op=op, request=request)
+            differing, lone = _pair_up(schedule, other)
+            if differing:
+                row, twin = differing[0]
+                message = f"{name}: {_shape(row)} against {_shape(twin)} (scheduler against connector)"
+                yield fail("sources_disagree", message, place, [row.where, twin.where])
+            elif lone:
+                message = f"{name}: {len(lone)} steps are recorded by one source alone, the first is {_shape(lone[0])}"
+                yield unknown("missing_batches", message, place, [lone[0].where])
+
+
+def _pair_up(schedule: Schedule, other: Schedule) -> tuple[list[tuple[Row, Row]], list[Row]]:
+    """Rows that start alike and differ, and rows that the other side lacks."""
+    waiting: defaultdict[int, deque[Row]] = defaultdict(deque)
+    for row in other:
+        waiting[row.start].append(row)
+    differing, lone = [], []
+    for row in schedule:
+        if not waiting[row.start]:
+            lone.append(row)
+        elif (twin := waiting[row.start].popleft()).shape != row.shape:
+            differing.append((row, twin))
+    return differing, [*lone, *chain.from_iterable(waiting.values())]
 
 
 def _case(op: str | None) -> str | None:

@@ -1,7 +1,7 @@
 """What happened, indexed for checks: one pass over the streams of an archive.
 
 Only what checks ask for is kept. Schedule rows, by far the most numerous, are kept as
-four integers each; completed saves are counted and dropped. ``FaultArmed`` records are
+four integers each; of completed saves only what they moved. ``FaultArmed`` records are
 skipped, and the fault tag is kept apart from the attempt, for display alone.
 """
 
@@ -69,10 +69,13 @@ class Schedule:
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self._cells = array("q")
+        self.times: list[int] = []
+        """When the first and the last row were written; empty without a row."""
 
-    def add(self, n: int, start: int, scheduled: int, drafted: int) -> None:
-        """Append the row that stands on line `n` of the stream."""
-        self._cells.extend((n, start, scheduled, drafted))
+    def add(self, seen: Seen[r.BatchScheduled], row: r.BatchRow) -> None:
+        """Append a row of a record of the stream. Raises OverflowError, and adds nothing, for absurd numbers."""
+        self._cells.extend(array("q", (seen.n, row.start, row.scheduled, row.drafted)))
+        self.times = [*self.times[:1], seen.t_ns]
 
     def __len__(self) -> int:
         return len(self._cells) // 4
@@ -96,11 +99,24 @@ class Load:
     completed: Seen[r.LoadCompleted] | None = None
 
 
+class Saved(NamedTuple):
+    """What a completed save moved for one transfer group."""
+
+    n: int
+    """Line of the completion in its worker's stream."""
+    submitted_ns: int
+    part: r.TransferPart
+    where: str
+    """Of the submission."""
+
+
 @dataclass(slots=True)
 class Saves:
-    """Saves of an arm. Those that completed well are only counted."""
+    """Saves of an arm. Of those that completed well only the parts are kept."""
 
     submitted: int = 0
+    done: dict[tuple[int, str], list[Saved]] = field(default_factory=dict)
+    """By (rank, request): parts of the saves that completed well, in order."""
     open: dict[tuple[int, int], Seen[r.SaveSubmitted]] = field(default_factory=dict)
     """By (rank, job): submitted and not (yet) completed."""
     unpaired: list[Seen[r.SaveSubmitted] | Seen[r.SaveCompleted]] = field(default_factory=list)
@@ -122,13 +138,17 @@ class ArmHistory:
     """That plan; None also when it cannot be read."""
     engines: list[Seen[r.EngineStarted]] = field(default_factory=list)
     ranks: dict[int, Seen[r.RankRegistered]] = field(default_factory=dict)
+    schedulers: list[Seen[r.SchedulerConfigured]] = field(default_factory=list)
     resolved: list[Seen[r.PlanResolved]] = field(default_factory=list)
     started: list[Seen[r.OperationStarted]] = field(default_factory=list)
     outputs: dict[str, list[Seen[r.OperationOutput]]] = field(default_factory=dict)
     ends: dict[str, list[Seen[r.OperationEnded]]] = field(default_factory=dict)
+    stopped: list[Seen[r.EngineStopped]] = field(default_factory=list)
     resets: dict[str, list[Seen[r.CacheReset]]] = field(default_factory=dict)
     counters: dict[str, list[Seen[r.CountersRead]]] = field(default_factory=dict)
     lookups: dict[str, list[Seen[r.Lookup]]] = field(default_factory=dict)
+    allocated: dict[str, list[Seen[r.Allocated]]] = field(default_factory=dict)
+    finished: dict[str, list[Seen[r.RequestFinished]]] = field(default_factory=dict)
     schedules: dict[tuple[str, r.BatchSource], Schedule] = field(default_factory=dict)
     preempted: dict[str, list[str]] = field(default_factory=dict)
     """Request id -> where it was preempted."""
@@ -147,6 +167,11 @@ class ArmHistory:
         if not self.engines:
             raise MissingEvidence("missing_engine", f"arm {self.name}: no engine_started record")
         return self.engines[0]
+
+    @property
+    def connected(self) -> bool:
+        """Whether the arm's engine says that it has a connector."""
+        return bool(self.engines) and self.engines[0].rec.connector is not None
 
     def output(self, op: str) -> Seen[r.OperationOutput] | None:
         """The first output of an operation; `coverage` judges whether there are more."""
@@ -186,9 +211,12 @@ class Attempt(NamedTuple):
     control_seal_sha256: str | None
     reference_seal_sha256: str | None
     where: str
-    outcome: r.Outcome | None
-    """None: the attempt has no end."""
-    reason: str | None
+    contacts: list[r.ContactLevel]
+    """Levels reached before the end, in order."""
+    ends: list[Seen[r.AttemptEnded]]
+    """One, unless the run was cut or the archive contradicts itself."""
+    strays: list[str]
+    """Records after the first end."""
 
 
 @dataclass(slots=True)
@@ -247,8 +275,9 @@ class History:
         return self.arms[name]
 
     def whole(self, arm: str) -> bool:
-        """Whether the arm's files are undamaged: only then does a record that is not there say anything."""
-        return not any(defect.where.startswith(f"arms/{arm}/") for defect in self.defects)
+        """Whether the arm's files are sealed and undamaged: only then does a record that is not there say anything."""
+        damaged = any(defect.where.startswith(f"arms/{arm}/") for defect in self.defects)
+        return self.seal_sha256 is not None and not damaged
 
     @property
     def attempt(self) -> Attempt:
@@ -270,13 +299,17 @@ class _Reader:
         self._handlers: dict[type[r.Record], Callable[[ArmHistory, Any], None]] = {
             r.EngineStarted: lambda arm, seen: arm.engines.append(seen),
             r.RankRegistered: lambda arm, seen: arm.ranks.__setitem__(seen.rec.rank, seen),
+            r.SchedulerConfigured: lambda arm, seen: arm.schedulers.append(seen),
             r.PlanResolved: lambda arm, seen: arm.resolved.append(seen),
             r.OperationStarted: lambda arm, seen: arm.started.append(seen),
             r.OperationOutput: lambda arm, seen: arm.outputs.setdefault(seen.rec.op, []).append(seen),
             r.OperationEnded: lambda arm, seen: arm.ends.setdefault(seen.rec.op, []).append(seen),
+            r.EngineStopped: lambda arm, seen: arm.stopped.append(seen),
             r.CacheReset: lambda arm, seen: arm.resets.setdefault(seen.rec.op, []).append(seen),
             r.CountersRead: lambda arm, seen: arm.counters.setdefault(seen.rec.op, []).append(seen),
             r.Lookup: lambda arm, seen: arm.lookups.setdefault(seen.rec.request, []).append(seen),
+            r.Allocated: lambda arm, seen: arm.allocated.setdefault(seen.rec.request, []).append(seen),
+            r.RequestFinished: lambda arm, seen: arm.finished.setdefault(seen.rec.request, []).append(seen),
             r.BatchScheduled: self._batch,
             r.LoadSubmitted: self._load,
             r.LoadCompleted: self._loaded,
@@ -319,14 +352,21 @@ class _Reader:
         attempts: list[Attempt] = []
         for line in self._archive.attempts():
             self._records += 1
+            where = f"attempts.jsonl:{line.n}"
             match line.rec:
                 case r.AttemptStarted() as rec:
                     self._fault = rec.fault
-                    where = f"attempts.jsonl:{line.n}"
                     seals = (rec.control_seal_sha256, rec.reference_seal_sha256)
-                    attempts.append(Attempt(rec.attempt, rec.plan_sha256, rec.arms, *seals, where, None, None))
+                    attempts.append(Attempt(rec.attempt, rec.plan_sha256, rec.arms, *seals, where, [], [], []))
                 case r.AttemptEnded() as rec if attempts:
-                    attempts[-1] = attempts[-1]._replace(outcome=rec.outcome, reason=rec.reason)
+                    attempts[-1].ends.append(Seen(rec, "attempts.jsonl", line.n, line.t_ns))
+                case r.ContactReached() as rec if attempts and not attempts[-1].ends:
+                    attempts[-1].contacts.append(rec.level)
+                case r.StreamOpened() | r.StreamClosed():
+                    pass
+                case _:
+                    if attempts:
+                        attempts[-1].strays.append(where)
         return attempts
 
     def _arm(self, name: str) -> ArmHistory:
@@ -340,12 +380,18 @@ class _Reader:
             for line in self._archive.records(name, process):
                 self._records += 1
                 seen = Seen(line.rec, stream, line.n, line.t_ns)
-                handler = self._handlers.get(type(line.rec))
-                if handler is not None:
-                    handler(arm, seen)
-                if type(line.rec) in self._paged:
-                    arm.pages.take(seen)
+                try:
+                    self._take(arm, seen)
+                except (OverflowError, ValueError) as error:
+                    self._defects.append(Defect(seen.where, f"holds numbers that no run can have ({error})"))
         return arm
+
+    def _take(self, arm: ArmHistory, seen: Seen[Any]) -> None:
+        handler = self._handlers.get(type(seen.rec))
+        if handler is not None:
+            handler(arm, seen)
+        if type(seen.rec) in self._paged:
+            arm.pages.take(seen)
 
     def _batch(self, arm: ArmHistory, seen: Seen[r.BatchScheduled]) -> None:
         rec, schedules = seen.rec, arm.schedules
@@ -357,7 +403,7 @@ class _Reader:
             schedule = schedules.get(key)
             if schedule is None:
                 schedule = schedules[key] = Schedule(seen.stream)
-            schedule.add(seen.n, row.start, row.scheduled, row.drafted)
+            schedule.add(seen, row)
         for request in rec.preempted:
             arm.preempted.setdefault(request, []).append(seen.where)
 
@@ -382,7 +428,11 @@ class _Reader:
         arm.saves.submitted += 1
 
     def _saved(self, arm: ArmHistory, seen: Seen[r.SaveCompleted]) -> None:
-        if arm.saves.open.pop((seen.rec.rank, seen.rec.job), None) is None:
+        submitted = arm.saves.open.pop((seen.rec.rank, seen.rec.job), None)
+        if submitted is None:
             arm.saves.unpaired.append(seen)
         elif not seen.rec.ok:
             arm.saves.failed.append(seen)
+        else:
+            done = arm.saves.done.setdefault((seen.rec.rank, submitted.rec.request or ""), [])
+            done += [Saved(seen.n, submitted.t_ns, part, submitted.where) for part in submitted.rec.parts]

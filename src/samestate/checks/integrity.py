@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from samestate.checks.base import CheckResult
-from samestate.checks.history import History
+from collections.abc import Iterator
+
+from samestate.checks.base import CheckResult, Finding
+from samestate.checks.history import Attempt, History
 from samestate.checks.verdicts import conclude, unknown
-from samestate.evidence.records import Outcome
+from samestate.evidence.records import ContactLevel, Outcome
 
 CHECK = "integrity"
+CONTACTS = [ContactLevel.HOST, ContactLevel.MODEL, ContactLevel.REQUEST]
+"""Levels that every run reaches, in this order."""
 
 
 def integrity(history: History) -> CheckResult:
@@ -16,12 +20,27 @@ def integrity(history: History) -> CheckResult:
     if len(history.attempts) > 1:
         wheres = [attempt.where for attempt in history.attempts]
         findings.append(unknown("many_attempts", f"{len(wheres)} attempts in one archive, expected 1", evidence=wheres))
-    attempt = history.attempt
-    if attempt.outcome is None:
-        message = "the attempt has no end: the run was cut"
-        findings.append(unknown("attempt_not_ended", message, evidence=[attempt.where]))
-    elif attempt.outcome is not Outcome.COMPLETED:
-        message = f"the attempt ended as {attempt.outcome.value}: {attempt.reason or 'no reason given'}"
-        findings.append(unknown("attempt_not_completed", message, evidence=[attempt.where]))
+    findings += _attempt(history.attempt)
     summary = f"{history.records} records, sealed, no defect" if not findings else f"{len(findings)} defects"
     return conclude(CHECK, findings, unit="records", examined=history.records, summary=summary)
+
+
+def _attempt(attempt: Attempt) -> Iterator[Finding]:
+    """It reached every level, ended once, completed, and did nothing more."""
+    reached = [level for level in attempt.contacts if level in CONTACTS]
+    if reached != CONTACTS:
+        said = ", ".join(level.value for level in reached) or "none"
+        message = f"the attempt reached these levels of contact: {said}; expected host, model, request"
+        yield unknown("missing_contact", message, evidence=[attempt.where])
+    if not attempt.ends:
+        yield unknown("attempt_not_ended", "the attempt has no end: the run was cut", evidence=[attempt.where])
+    for end in attempt.ends:
+        if end.rec.outcome is not Outcome.COMPLETED or end.rec.reason is not None:
+            message = f"the attempt ended as {end.rec.outcome.value}: {end.rec.reason or 'no reason given'}"
+            yield unknown("attempt_not_completed", message, evidence=[attempt.where, end.where])
+    if len(attempt.ends) > 1:
+        message = f"the attempt ended {len(attempt.ends)} times"
+        yield unknown("many_ends", message, evidence=[end.where for end in attempt.ends])
+    if attempt.strays:
+        message = f"{len(attempt.strays)} records follow the end of the attempt"
+        yield unknown("after_the_end", message, evidence=attempt.strays)

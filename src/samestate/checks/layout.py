@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from samestate.checks.base import CheckResult, Finding, Place
@@ -21,6 +21,8 @@ from samestate.evidence.records import (
 from samestate.plans.model import ExpectedLayout
 
 CHECK = "layout"
+_WINDOWED = ("SlidingWindow", "ChunkedLocal")
+"""Cache specs that need only the last pages of a prefix."""
 
 
 class RankLayout:
@@ -50,6 +52,23 @@ class RankLayout:
         """Indices, in the request's block table, of the blocks that a part moves."""
         group = self.groups.get(part.group)
         return range(part.first_block, part.first_block + part.pages // group.entries) if group else range(0)
+
+    def part_bytes(self, part: TransferPart) -> int:
+        """Bytes of the whole blocks that a part moves; 0 for a group that was never registered."""
+        group = self.groups.get(part.group)
+        return len(self.blocks(part)) * group.bytes_per_block if group else 0
+
+    def missing_blocks(self, group: int, parts: Sequence[TransferPart], local: int, restored: int) -> list[int]:
+        """Blocks of a transfer group that [local, restored) needs and no part moves, as indices."""
+        engine_group = self.engine_group(group)
+        if engine_group is None:
+            return []
+        size = engine_group.tokens_per_block
+        loaded = [self.blocks(part) for part in parts if part.group == group]
+        last = restored // size - 1
+        only_last = engine_group.entry_kind in STATE or any(word in engine_group.spec for word in _WINDOWED)
+        needed = range(last, last + 1) if only_last else range(local // size, last + 1)
+        return [index for index in needed if index >= 0 and not any(index in blocks for blocks in loaded)]
 
     def pages(self, part: TransferPart) -> set[tuple[int, int]]:
         """(entry, block index) of every page that a part moves."""

@@ -47,9 +47,10 @@ class Steps:
         self._n = array("q")
 
     def add(self, t_ns: int, n: int) -> None:
-        """The next batch stands on line `n`."""
-        self._t.append(t_ns)
-        self._n.append(n)
+        """The next batch stands on line `n`. Raises OverflowError, and adds nothing, for absurd numbers."""
+        time, line = array("q", (t_ns, n))
+        self._t.append(time)
+        self._n.append(line)
 
     def line_at(self, t_ns: int) -> int:
         """Line of the last batch at or before `t_ns`; -1 when there is none."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from samestate.checks.base import CheckResult, Finding
-from samestate.checks.boundary import STATE
 from samestate.checks.damage import PAGE_ROWS, Damage, job_name
 from samestate.checks.damage import findings as damage_findings
 from samestate.checks.history import CANDIDATE, ArmHistory, History
@@ -19,11 +18,9 @@ from samestate.checks.layout import RankLayout, rank_layouts
 from samestate.checks.page_history import Moment, Transfer
 from samestate.checks.prefixes import Prefixes
 from samestate.checks.verdicts import conclude, fail, unknown
-from samestate.evidence.records import PageRow, PageSide, TransferPart
+from samestate.evidence.records import PageRow, PageSide
 
 CHECK = "page-bytes"
-_WINDOWED = ("SlidingWindow", "ChunkedLocal")
-"""Cache specs that need only the last pages of a prefix."""
 
 Key = tuple[int, int, str]
 """Rank, entry, digest of the prefix."""
@@ -34,7 +31,7 @@ Tables = dict[tuple[PageSide, Moment], dict[tuple[int, int], PageRow]]
 def page_bytes(history: History) -> CheckResult:
     """Byte identity along the path of every save and load of the candidate."""
     bytes_ = _Bytes(history, history.arm(CANDIDATE))
-    findings = [*bytes_.findings(), *_missing_groups(history.arm(CANDIDATE), bytes_.layouts, bytes_.prefixes)]
+    findings = [*bytes_.findings(), *_missing_groups(history.arm(CANDIDATE), bytes_)]
     stored = "stored copies read" if bytes_.readable else "the tier cannot be read"
     summary = f"{bytes_.equal}/{bytes_.examined} page rows equal along their path; {stored}"
     return conclude(CHECK, findings, unit=PAGE_ROWS, examined=bytes_.examined, summary=summary)
@@ -45,6 +42,7 @@ class _Bytes:
 
     def __init__(self, history: History, arm: ArmHistory) -> None:
         self.layouts = rank_layouts(arm)
+        self.whole = history.whole(arm.name)
         self.prefixes = Prefixes(history, arm)
         self.examined = self.equal = 0
         self._transfers = arm.pages.transfers
@@ -128,7 +126,7 @@ class _Bytes:
                 yield Damage("not_saved_here", arrived, "no save of it is recorded in this run", unclear=True)
             elif sent.digest != self._saved[key]:
                 what = f"other bytes were loaded than were last saved{self._origin(transfer.rank, sent)}"
-                yield Damage("stale_page", arrived, what)
+                yield Damage("stale_page", arrived, what, unclear=not self.whole)
             elif arrived.digest != sent.digest:
                 what = f"other bytes arrived than the tier holds{self._origin(transfer.rank, arrived)}"
                 yield Damage("destination_differs", arrived, what)
@@ -147,8 +145,9 @@ class _Bytes:
         return f": those of {owner}" if owner else ""
 
 
-def _missing_groups(arm: ArmHistory, layouts: dict[int, RankLayout], prefixes: Prefixes) -> Iterator[Finding]:
+def _missing_groups(arm: ArmHistory, bytes_: _Bytes) -> Iterator[Finding]:
     """A restored prefix needs the state of every recurrent group and every attention page before it."""
+    layouts, prefixes = bytes_.layouts, bytes_.prefixes
     together: dict[tuple[int, str, int], list[Transfer]] = {}
     for transfer in arm.pages.transfers:
         if transfer.direction == "load" and transfer.rank in layouts:
@@ -165,7 +164,7 @@ def _missing_groups(arm: ArmHistory, layouts: dict[int, RankLayout], prefixes: P
             continue
         local = _local_tokens(arm, request, loads[0].t_ns)
         for group in layout.groups:
-            missing = _missing_blocks(layout, group, parts, local, restored)
+            missing = layout.missing_blocks(group, parts, local, restored)
             if missing:
                 kinds = sorted({entry.kind.value for entry in layout.members(group)})
                 message = (
@@ -173,7 +172,7 @@ def _missing_groups(arm: ArmHistory, layouts: dict[int, RankLayout], prefixes: P
                     f"pages of [0, {restored}) were neither loaded nor local, the first is page {missing[0]}"
                 )
                 at = place.model_copy(update={"group": group, "boundary": restored})
-                yield fail("missing_group", message, at, evidence)
+                yield (fail if bytes_.whole else unknown)("missing_group", message, at, evidence)
 
 
 def _restored(arm: ArmHistory, loads: list[Transfer]) -> int | None:
@@ -189,15 +188,3 @@ def _local_tokens(arm: ArmHistory, request: str, t_ns: int) -> int:
     """Tokens that the local cache held when the connector was last asked before the load."""
     asked = [seen.rec.local_tokens for seen in arm.lookups.get(request, ()) if seen.t_ns <= t_ns]
     return asked[-1] if asked else 0
-
-
-def _missing_blocks(layout: RankLayout, group: int, parts: list[TransferPart], local: int, restored: int) -> list[int]:
-    engine_group = layout.engine_group(group)
-    if engine_group is None:
-        return []
-    size = engine_group.tokens_per_block
-    loaded = {index for part in parts if part.group == group for index in layout.blocks(part)}
-    last = restored // size - 1
-    only_last = engine_group.entry_kind in STATE or any(word in engine_group.spec for word in _WINDOWED)
-    needed = range(last, last + 1) if only_last else range(local // size, last + 1)
-    return [index for index in needed if index >= 0 and index not in loaded]

@@ -139,6 +139,13 @@ def _arms(history: History) -> Iterator[Finding]:
     attempt, c = history.attempt, history.resolved.checkpoint_interval
     imports = {CONTROL: attempt.control_seal_sha256, REFERENCE: attempt.reference_seal_sha256}
     expected = [*attempt.arms, *(name for name, seal in imports.items() if seal)]
+    if len(set(expected)) < len(expected):
+        message = f"the attempt names an arm twice, or as live and as imported: {', '.join(expected)}"
+        yield fail("wrong_arms", message, evidence=[attempt.where])
+    for planned in history.plan.arms:
+        if planned.name not in expected:
+            message = f"arm {planned.name} is planned, and the attempt does not name it"
+            yield unknown("missing_arm", message, Place(arm=planned.name), [attempt.where])
     for name in dict.fromkeys(expected):
         if name not in history.arms:
             yield unknown("missing_arm", f"the attempt names arm {name}; it is not in the archive", Place(arm=name))

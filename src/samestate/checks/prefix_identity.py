@@ -129,7 +129,7 @@ class _Ledger:
             else:
                 self._add(save.rank, row, self._state(save.request, held[-1]))
                 what = f"saved under this key is the state of [0, {held[-1]}), by the scheduler's step ends"
-                yield Damage("saved_other_boundary", row, what)
+                yield Damage("saved_other_boundary", row, what, unclear=not self._whole)
 
     def _held(self, group: int, block: int, save: Transfer) -> list[int]:
         """Boundaries that the block may hold at the save, the latest last: the request's last one, and the one
@@ -226,10 +226,10 @@ class _Ledger:
             own = self._state(load.request, boundary) in found
             other = "" if own else " of another prompt"
             what = f"these bytes are the state of [0, {boundary}){other}, {credited} credited"
-            yield Damage("content_not_credited", row, what)
+            yield Damage("content_not_credited", row, what, unclear=not self._whole)
         elif due is not None and (load.rank, row.entry, due) in self._known:
             what = f"these bytes were never computed as a state; that of [0, {credited}) was saved with others"
-            yield Damage("content_not_computed", row, what)
+            yield Damage("content_not_computed", row, what, unclear=not self._whole)
         else:
             what = f"these bytes were never saved in this run, nor was the state of [0, {credited})"
             yield Damage("content_unknown", row, what, unclear=True)
@@ -247,7 +247,7 @@ class _Ledger:
             f"{job_name(load, self._prefixes)}: {layout.name(rows[0])}: the batch that starts at {first.start} was "
             "scheduled before the state had arrived, and is given a copy of it when it begins (synchronous load)"
         )
-        make = fail if self._aligned else unknown
+        make = fail if self._aligned and self._whole else unknown
         yield make(
             "state_read_before_load",
             message,

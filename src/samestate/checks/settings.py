@@ -1,4 +1,4 @@
-"""``settings``: the arms ran the same engine, but for what the plan declares (requirements 2, 108)."""
+"""``settings``: the arms ran the planned engine, and the same but for what the plan declares (requirements 2, 108)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from samestate.evidence.records import EngineStarted, Scalar
 from samestate.plans.model import ArmPlan
 
 CHECK = "settings"
+ENGINES_CHOICE = "auto"
+"""A planned value that leaves the effective one to the engine."""
 
 
 def settings(history: History) -> CheckResult:
@@ -25,10 +27,11 @@ def settings(history: History) -> CheckResult:
             message = f"arm {arm.name}: {engine.rec.data_parallel} engines (data_parallel), planned 1"
             findings.append(fail("not_one_engine", message, Place(arm=arm.name), [engine.where]))
     for planned in history.plan.arms:
-        findings += _connector(history.arm(planned.name), planned)
+        arm = history.arm(planned.name)
+        findings += [*_connector(arm, planned), *_in_force(arm, history.plan.engine.settings)]
     summary = f"{len(expected)} settings and versions alike in {len(history.arms)} arms"
     if findings:
-        summary = f"{len(findings)} undeclared differences"
+        summary = f"{len(findings)} differences from the plan or between the arms"
     return conclude(CHECK, findings, unit="settings", examined=len(first.engine.rec.settings), summary=summary)
 
 
@@ -70,3 +73,23 @@ def _connector(arm: ArmHistory, planned: ArmPlan) -> Iterator[Finding]:
     if (has is None) != (planned.connector == "none"):
         message = f"arm {arm.name}: connector {has or 'none'}, planned {planned.connector}"
         yield fail("wrong_connector", message, Place(arm=arm.name), [arm.engine.where])
+
+
+def _in_force(arm: ArmHistory, planned: dict[str, Scalar]) -> Iterator[Finding]:
+    """What the engine reports of a planned setting is what was planned."""
+    effective = _effective(arm.engine.rec)
+    for name, value in planned.items():
+        if value == ENGINES_CHOICE:
+            continue
+        for reported, actual in effective.items():
+            section, _, last = reported.rpartition(".")
+            if last != name or not (section == "" or (section.endswith("_config") and "." not in section)):
+                continue
+            if _differ(_plain(value), _plain(actual)):
+                message = f"arm {arm.name}: {reported} is {actual!r}, the plan sets {name} to {value!r}"
+                yield fail("setting_not_in_force", message, Place(arm=arm.name), [arm.engine.where])
+
+
+def _plain(value: Scalar) -> Scalar:
+    """A dtype without the library that it is named after."""
+    return value.removeprefix("torch.") if isinstance(value, str) else value

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from samestate.checks.base import CheckResult, Verdict
+from samestate.checks.base import CheckResult, Place, Verdict
 from samestate.checks.boundary import Reload, reloads
 from samestate.checks.equality import first_difference
 from samestate.checks.history import CANDIDATE, CONTROL, History
@@ -16,13 +16,15 @@ from samestate.checks.verdicts import run_verdict
 
 
 class CaseRow(BaseModel):
-    """One case: the candidate's reload against the control's. None: not recorded."""
+    """One case: the candidate's reload against the control's, or a repeat against cold. None: not recorded."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     case: str
     tokens: int
     """N."""
+    repeat: int | None = None
+    """Which repetition of the prompt, from 1; None: a reload."""
     first_difference: int | None
     """Zero-based index of the first generated token that differs."""
     equal: bool | None
@@ -58,6 +60,9 @@ def _row(
     boundaries = set(reload.boundaries.values())
     boundary = boundaries.pop() if len(boundaries) == 1 else None
     first = reload.first
+    credited = first.start if first else None
+    known = compared and None not in (boundary, credited)
+    verdict = verdict_of(Place(case=reload.case), results, required)
     return CaseRow(
         case=reload.case,
         tokens=reload.tokens,
@@ -66,20 +71,36 @@ def _row(
         boundary=boundary,
         boundary_reported=bool(reload.loads) and None not in reload.boundaries.values(),
         content_boundary=content,
-        credited=first.start if first else None,
+        credited=credited,
         scheduled=first.scheduled if first else None,
         suffix=reload.tokens - boundary if boundary is not None else None,
         rank_bytes=list(rank_bytes(reload).values()),
-        verdict=_verdict(reload.case, results, required),
+        verdict=_at_most(verdict, unlike=difference is not None or boundary != credited, known=known),
     )
 
 
-def _verdict(case: str, results: Sequence[CheckResult], required: Sequence[str]) -> Verdict:
-    """What the required checks found in this case alone; findings of the whole run weigh on every case."""
+def _at_most(verdict: Verdict, *, unlike: bool, known: bool) -> Verdict:
+    """A row does not say pass over tokens that differ, a B that is not p, or what is not recorded."""
+    if verdict is not Verdict.PASS:
+        return verdict
+    if not known:
+        return Verdict.UNKNOWN
+    return Verdict.FAIL if unlike else Verdict.PASS
+
+
+def verdict_of(row: Place, results: Sequence[CheckResult], required: Sequence[str]) -> Verdict:
+    """What the required checks found in this row's case, and operation if it names one.
+
+    Findings of the whole run weigh on every row, those of a whole case on each of its operations.
+    """
     narrowed = []
     for result in results:
-        found = {finding.verdict for finding in result.findings if finding.place.case in (None, case)}
+        found = {finding.verdict for finding in result.findings if _weighs(finding.place, row)}
         worst = next((v for v in (Verdict.FAIL, Verdict.UNKNOWN, Verdict.NOT_EXERCISED) if v in found), Verdict.PASS)
         decided_elsewhere = result.verdict is not Verdict.PASS and not result.findings
         narrowed.append(result.model_copy(update={"verdict": result.verdict if decided_elsewhere else worst}))
     return run_verdict(required, narrowed)
+
+
+def _weighs(found: Place, row: Place) -> bool:
+    return found.case in (None, row.case) and (row.op is None or found.op in (None, row.op))

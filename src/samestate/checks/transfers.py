@@ -1,7 +1,7 @@
 """``transfers``: every reload really came from the external cache, on every rank, and every save was completed.
 
-Submission is not completion, and a metric is not a transfer: bytes, counters, lookup and
-first batch are separate sources, and a disagreement between them is a finding (requirements 24, 36, 79).
+Submission is not completion, and a metric is not a transfer: bytes (`parts`), counters, lookup, answer
+(`credit`) and first batch are separate sources, and a disagreement is a finding (requirements 24, 36, 79).
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.boundary import Reload, expected_ranks, reloads
+from samestate.checks.credit import credits_agree
 from samestate.checks.history import CANDIDATE, CONTROL, ArmHistory, History, Load
+from samestate.checks.parts import load_parts, save_parts
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import EXTERNAL_HITS, LOCAL_HITS, OperationName
 
@@ -25,12 +27,14 @@ def transfers(history: History) -> CheckResult:
     findings: list[Finding] = []
     good = moved = 0
     for reload in checked:
-        found = [*_loads(reload, ranks), *_lookup(arm, reload), *_counters(arm, reload)]
+        counters = _counters(arm, reload, whole=history.whole(CANDIDATE))
+        found = [*_loads(reload, ranks), *load_parts(arm, reload), *_lookup(arm, reload), *counters]
         good += not found
         moved += sum(rank_bytes(reload).values())
         findings += found
+    findings += credits_agree(history)
     findings += _resets(history)
-    findings += _saves(arm)
+    findings += [*_saves(arm), *save_parts(arm)]
     summary = (
         f"{good}/{len(checked)} reloads loaded on every rank and counted alike by all sources, {moved} bytes; "
         f"{arm.saves.submitted - len(arm.saves.open)}/{arm.saves.submitted} saves completed"
@@ -79,8 +83,6 @@ def _load(reload: Reload, load: Load, place: Place) -> Iterator[Finding]:
 def _lookup(arm: ArmHistory, reload: Reload) -> Iterator[Finding]:
     """The connector was asked with nothing local: the local miss, seen where it happens."""
     lookups = arm.lookups.get(reload.request, []) if reload.request else []
-    if not lookups:
-        yield unknown("missing_lookup", f"{reload.op}: no lookup is recorded", reload.place)
     for seen in lookups:
         if seen.rec.local_tokens:
             message = f"{reload.op}: {seen.rec.local_tokens} tokens were still in the local cache"
@@ -90,7 +92,7 @@ def _lookup(arm: ArmHistory, reload: Reload) -> Iterator[Finding]:
             yield fail("salted", message, reload.place, [seen.where])
 
 
-def _counters(arm: ArmHistory, reload: Reload) -> Iterator[Finding]:
+def _counters(arm: ArmHistory, reload: Reload, *, whole: bool) -> Iterator[Finding]:
     hits, evidence = arm.counter(reload.op, EXTERNAL_HITS), arm.evidence(reload.op)
     lookups = arm.lookups.get(reload.request, []) if reload.request else []
     local = max((seen.rec.local_tokens for seen in lookups), default=0)
@@ -105,7 +107,8 @@ def _counters(arm: ArmHistory, reload: Reload) -> Iterator[Finding]:
             f"{reload.op}: the engine counts {hits:.0f} external tokens, the first batch credits "
             f"{reload.first.start}, the transfer restores {restored or 'a prefix it does not report'}"
         )
-        yield fail("counter_disagrees", message, reload.place, [*evidence, *reload.evidence])
+        make = fail if whole else unknown
+        yield make("counter_disagrees", message, reload.place, [*evidence, *reload.evidence])
 
 
 def _resets(history: History) -> Iterator[Finding]:
@@ -139,10 +142,17 @@ def _reset(arm: ArmHistory, case: str, op: str) -> Iterator[Finding]:
         if not one.rec.external_kept:
             message = f"arm {arm.name}: {op}: the external cache was reset too"
             yield unknown("external_not_kept", message, place, [one.where])
+        if not one.rec.running_kept:
+            message = f"arm {arm.name}: {op}: running requests were reset too"
+            yield unknown("running_not_kept", message, place, [one.where])
 
 
 def _saves(arm: ArmHistory) -> Iterator[Finding]:
     place = Place(arm=arm.name)
+    if not arm.saves.submitted:
+        yield unknown(
+            "no_saves", f"arm {arm.name} records no save: nothing that was loaded is known to be saved", place
+        )
     for seen in [*arm.saves.open.values(), *arm.saves.unpaired]:
         message = f"save {seen.rec.job} of rank {seen.rec.rank} has a submission or a completion, not both"
         yield unknown("save_unpaired", message, place.model_copy(update={"rank": seen.rec.rank}), [seen.where])

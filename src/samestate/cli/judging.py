@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import sys
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
+import click
 from rich.console import Console
 
-from samestate.checks.analyzers import ANALYZERS, Judgement, judge
+from samestate.checks.analyzers import ANALYZERS, BOUNDARY_V1, AnalyzerError, Judgement, judge
 from samestate.checks.base import Verdict
 from samestate.cli.failures import Failure
 from samestate.evidence.archive import Archive
+from samestate.evidence.outside import keep_verdict
 from samestate.plans.errors import nearest
 from samestate.reports.terminal import WIDTH, print_judgement
 
@@ -34,10 +35,23 @@ def judge_archive(root: Path, analyzer: str | None) -> Judgement:
         known = ", ".join(sorted(ANALYZERS))
         raise Failure(f"--analyzer: no analyzer {analyzer!r}{nearest(analyzer, ANALYZERS)}; known: {known}")
     require_archive(root, "the archive")
-    judgement = judge(Archive.open(root), analyzer)
+    judgement = _judge(Archive.open(root), analyzer)
+    data = json.dumps(judgement.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
     with suppress(OSError):
-        _keep(judgement, root / "verdicts")
+        keep_verdict(root, judgement.analyzer, data.encode())
     return judgement
+
+
+def _judge(archive: Archive, analyzer: str | None) -> Judgement:
+    """A damaged archive may name any analyzer: what this version can say of it then is unknown at best."""
+    try:
+        return judge(archive, analyzer)
+    except AnalyzerError as error:
+        if not archive.defects:
+            raise
+        judgement = judge(archive, BOUNDARY_V1)
+        word = f"Judged by {BOUNDARY_V1}, so the verdict is unknown at best: {error}."
+        return judgement.model_copy(update={"verdict": Verdict.UNKNOWN, "limitations": [word, *judgement.limitations]})
 
 
 def require_archive(root: Path, what: str) -> None:
@@ -49,8 +63,9 @@ def require_archive(root: Path, what: str) -> None:
 
 def print_json(judgement: Judgement, archive: Path, **more: Any) -> None:
     """The judgement as one JSON object, with the archive's path and whatever else there is to say."""
-    shown = judgement.model_dump(mode="json") | {"archive": str(archive)} | more
-    stdout_console().out(json.dumps(shown, indent=2, ensure_ascii=False), highlight=False)
+    # A path may hold bytes that are no UTF-8; JSON may not.
+    path = os.fsencode(archive).decode(errors="backslashreplace")
+    click.echo(json.dumps(judgement.model_dump(mode="json") | {"archive": path} | more, indent=2))
 
 
 def print_report(judgement: Judgement) -> None:
@@ -67,27 +82,5 @@ def stdout_console() -> Console:
 
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
-        """A reader that left early: exit code 2, for rich's own 1 would read as a failed run."""
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(Failure.exit_code)
-
-
-def _keep(judgement: Judgement, folder: Path) -> None:
-    """Write the verdict under a name of its own. One that is there already is never changed.
-
-    ``boundary-v1.json``, and ``boundary-v1.2.json`` when a later judgement came out differently.
-    """
-    data = (json.dumps(judgement.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n").encode()
-    folder.mkdir(exist_ok=True)
-    for number in count(1):
-        path = folder / (f"{judgement.analyzer}.json" if number == 1 else f"{judgement.analyzer}.{number}.json")
-        try:
-            with path.open("xb") as file:
-                file.write(data)
-            return
-        except FileExistsError:
-            if path.read_bytes() == data:
-                return
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
+        """A reader that left early is a failure of the command; to rich it is exit code 1, a failed run."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))

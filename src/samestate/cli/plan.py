@@ -30,7 +30,7 @@ def frozen(plan: Plan) -> Plan:
     _require_known("analyzer.id", "analyzer", analyzer, list(ANALYZERS))
     _require_known("template", "template", plan.template, list(TEMPLATES))
     _require_known("engine.model", "model", plan.engine.model, [*catalogue.names(), EXTERNAL])
-    validate_checks(plan, list(ANALYZERS[analyzer].checks))
+    validate_checks(plan, list(ANALYZERS[analyzer].checks), ANALYZERS[analyzer].floor)
     return freeze(plan, source_sha256(analyzer))
 
 
@@ -64,7 +64,7 @@ def show_plan(name: str, as_json: bool) -> None:
             "plan_sha256": plan_sha256(shown),
             "workload": workload(shown)._asdict(),
         }
-        click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(facts, indent=2))
         return
     console = stdout_console()
     console.print(Text(f"{shown.name}: {shown.title}"))

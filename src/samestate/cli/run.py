@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -73,6 +72,7 @@ def run(
         model=_model_folder(chosen, model),
         out=archive,
         make_engine=make_engine,
+        engine=engine,
         fault=fault,
         control=control,
         reference=reference,
@@ -149,17 +149,13 @@ def _model_folder(plan: Plan, model: Path | None) -> Path:
 
 def _run(request: RunRequest) -> RunResult:
     """Run; whatever stops it is told in one line that names the archive left behind."""
-    # A terminated run ends as an interrupted one: the engine is closed and the attempt says so.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with progress() as shown:
             return run_plan(request, shown)
-    except KeyboardInterrupt:
-        raise Failure(f"interrupted{_left(request.out)}") from None
+    except KeyboardInterrupt as stop:
+        raise Failure(f"interrupted {stop}".rstrip() + _left(request.out)) from None
     except RunError as error:
         raise Failure(f"{error}{_left(request.out)}", error.log_tail) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _print_ending(result: RunResult) -> None:

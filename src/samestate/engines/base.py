@@ -48,6 +48,8 @@ class EngineSpec(NamedTuple):
     stream_dir: Path
     """Where the engine's processes append their streams."""
     log_path: Path
+    core: str = "here"
+    """Where scheduler and engine core run: ``here``, in the engine's one process, or ``own-process``."""
 
 
 class Generation(NamedTuple):

@@ -58,6 +58,7 @@ from samestate.evidence.records import (
     SaveSubmitted,
     SaveWaited,
     Scalar,
+    SchedulerConfigured,
     StateComputed,
     TransferGroup,
     TransferPart,
@@ -352,6 +353,10 @@ class SimEngine(Engine):
         started = self._describe()
         self._scheduler = self._open_stream("scheduler")
         self._scheduler.append(started)
+        groups = self._registration(0).engine_groups
+        self._scheduler.append(
+            SchedulerConfigured(block_size=settings.block_size, saves_within_steps=False, engine_groups=groups)
+        )
         if self._spec.fault is not None:
             self._scheduler.append(FaultArmed(fault=self._spec.fault, parameters={}))
         if self._audited:

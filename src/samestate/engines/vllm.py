@@ -84,6 +84,7 @@ class VllmEngine(Engine):
             stdout=self._log,
             stderr=self._log,
             pass_fds=(command_read, reply_write),
+            env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(self._spec.core == "own-process"))},
             start_new_session=True,
         )
         os.close(command_read)

@@ -46,6 +46,9 @@ DEFECTS_PER_STREAM = 20
 """More are counted as one, so that a ruined stream does not fill the memory."""
 
 _ARM = re.compile(r"[a-z0-9][a-z0-9.-]*")
+_STREAM = re.compile(r"arms/[^/]+/[A-Za-z0-9][A-Za-z0-9._-]*\.jsonl")
+_MARKS = {PLAN_NAME, SEAL_NAME, ATTEMPTS_NAME, "arms"}
+"""Any of these makes a folder an archive, if a damaged one."""
 
 
 class ArchiveError(Exception):
@@ -178,15 +181,17 @@ class Archive:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._defects: list[Defect] | None = None
-        self._names = frozenset(_scan(root)[0])
+        names, folders, _ = _scan(root)
+        self._names = frozenset(names)
+        self._marks = _MARKS & {*names, *folders}
 
     @classmethod
     def open(cls, root: Path) -> Archive:
-        """ArchiveError unless `root` is a folder with a plan, or at least the seal over a lost one."""
+        """ArchiveError unless `root` is a folder with a plan, or at least with something of a run that lost its own."""
         if not root.is_dir():
             raise ArchiveError(f"{root}: no such folder")
         archive = cls(root)
-        if not archive._names & {PLAN_NAME, SEAL_NAME}:
+        if not archive._marks:
             raise ArchiveError(f"{root} is not an archive: it has no {PLAN_NAME}")
         return archive
 
@@ -218,7 +223,7 @@ class Archive:
 
     @property
     def arms(self) -> list[str]:
-        """Arms that have a file, sorted."""
+        """Arms that have a file, sorted. A folder that no plan can name is none: `verify` tells of it."""
         return sorted({PurePosixPath(name).parts[1] for name in self._names if _in_arm(name)})
 
     def attempts(self) -> Iterator[Line]:
@@ -253,6 +258,9 @@ class Archive:
         for name, digest in sums.items():
             if name in self._names:
                 defects += self._verify_bytes(name, digest)
+        for name in sorted(self._names):
+            if name.startswith("arms/") and name.count("/") >= 2 and not _in_arm(name):
+                defects.append(Defect(_shown(name), "lies in a folder that cannot be an arm's"))
         defects += self._inputs()[1]
         origins: dict[str, set[str]] = {arm: set() for arm in self.arms}
         for name in sorted(self._streams() | ({ATTEMPTS_NAME} & self._names)):
@@ -357,7 +365,7 @@ class Archive:
         return {digest: ids for digest, ids in inputs.items() if digest not in false}, defects
 
     def _streams(self) -> set[str]:
-        return {name for name in self._names if _in_arm(name) and name.count("/") == 2 and name.endswith(".jsonl")}
+        return {name for name in self._names if _in_arm(name) and _STREAM.fullmatch(name)}
 
     def _lines(self, name: str) -> Iterator[Line]:
         if name in self._names:
@@ -376,7 +384,9 @@ _SOURCE_NAMES = (SOURCE_SEAL_NAME, SOURCE_SUMS_NAME, SOURCE_PLAN_NAME)
 
 
 def _in_arm(name: str) -> bool:
-    return name.startswith("arms/") and name.count("/") >= 2
+    top, _, inside = name.partition("/")
+    arm, _, rest = inside.partition("/")
+    return top == "arms" and bool(rest) and _ARM.fullmatch(arm) is not None
 
 
 def _under(sums: dict[str, str], arm: str) -> dict[str, str]:

@@ -32,6 +32,8 @@ class OperationName(StrEnum):
     INTERPOSER = "interposer"
     RESET = "reset"
     RELOAD = "reload"
+    REPEAT = "repeat"
+    """The target again, the local cache kept."""
 
 
 class EntryKind(StrEnum):
@@ -321,6 +323,16 @@ class Allocated(Record, frozen=True, kw_only=True, tag="allocated"):
     """Per engine group. Block 0 is the null block."""
 
 
+class SchedulerConfigured(Record, frozen=True, kw_only=True, tag="scheduler_configured"):
+    """What the scheduler has when its first step begins, after everything that a start changes."""
+
+    block_size: Positive
+    """``cache_config.block_size`` in the scheduler's own process: where prefill steps end, in align mode."""
+    saves_within_steps: bool
+    """The backend of a recurrent group can also save a state within a step, not at its end alone."""
+    engine_groups: list[EngineGroup]
+
+
 class BatchRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
     """One request in one step: ``[request, start, scheduled, drafted]``."""
 
@@ -531,6 +543,7 @@ AnyRecord = (
     | CountersRead
     | Lookup
     | Allocated
+    | SchedulerConfigured
     | BatchScheduled
     | RequestFinished
     | LoadSubmitted

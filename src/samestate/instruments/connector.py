@@ -23,7 +23,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import vllm
 from typing_extensions import override
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector, MultiKVConnectorMetadata
 from vllm.logger import init_logger
 
@@ -92,13 +96,21 @@ class AuditConnector(MultiConnector):
             return
         if "stream_dir" not in options:
             raise AuditConfigError("samestate.stream_dir: missing; name a folder that the engine may write to")
-        if not vllm.__version__.startswith(SUPPORTED) and role is KVConnectorRole.SCHEDULER:
-            logger.warning("samestate was not run with vLLM %s: metadata only, unchecked", vllm.__version__)
         worker = role is KVConnectorRole.WORKER
+        if not vllm.__version__.startswith(SUPPORTED):
+            self._digesting = self._poisoning = False
+            if not worker:
+                logger.warning("samestate was not run with vLLM %s: level metadata only, unchecked", vllm.__version__)
         self._rank = vllm_config.parallel_config.rank
-        self._stream = recorder.stream(
-            Path(options["stream_dir"]), options.get("arm", "live"), f"worker-{self._rank}" if worker else "scheduler"
-        )
+        process = f"worker-{self._rank}" if worker else "scheduler"
+        try:
+            self._stream = recorder.stream(Path(options["stream_dir"]), options.get("arm", "live"), process)
+        except OSError:
+            self._watching = self._digesting = self._poisoning = False
+            logger.exception(
+                "samestate: no stream can be written to %s; serving goes on unwatched", options["stream_dir"]
+            )
+            return
         if worker:
             self._adapter = adapter_for(
                 self._connectors[0],
@@ -200,8 +212,15 @@ class AuditConnector(MultiConnector):
     @override
     def shutdown(self) -> None:
         super().shutdown()
-        if self._watching and self._role is KVConnectorRole.WORKER:
-            self._stream.close()
+        if self._watching:
+            recorder.release(self._stream)
+
+    @override
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        # Once a step, after its transfers were polled: a worker that dies leaves what it did.
+        if self._watching:
+            self._stream.flush()
+        return super().build_connector_worker_meta()
 
     # --- scheduler ------------------------------------------------------------------------------
 
@@ -241,6 +260,8 @@ class AuditConnector(MultiConnector):
         self._record(lambda: batch(scheduler_output, step, BatchSource.CONNECTOR))
         if self._digesting:
             self._observe(lambda: self._append(computed_states(scheduler_output, step, self._kv_cache_config)))
+        if self._watching:
+            self._stream.flush()
         return metadata
 
     def _append(self, records: Iterable[AnyRecord]) -> None:

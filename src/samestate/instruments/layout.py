@@ -10,6 +10,7 @@ from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec, MambaSpec, Un
 from samestate.evidence.records import EngineGroup, EntryKind
 
 if TYPE_CHECKING:
+    from vllm.config import CacheConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
@@ -61,3 +62,10 @@ def checkpoint_interval(config: KVCacheConfig) -> int:
     """C: the largest block of a recurrent group, or of any group when none is recurrent."""
     recurrent = [g.kv_cache_spec.block_size for g in config.kv_cache_groups if isinstance(g.kv_cache_spec, MambaSpec)]
     return int(max(recurrent or [g.kv_cache_spec.block_size for g in config.kv_cache_groups]))
+
+
+def configured_interval(config: CacheConfig) -> int:
+    """C by the configuration alone, for whoever cannot see the cache groups."""
+    if config.mamba_cache_mode == "align":
+        return int(config.block_size)
+    return int(config.mamba_block_size or config.block_size)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from samestate.evidence.stream import StreamWriter
 
+MOST_STREAMS = 1000
+"""Names tried for a stream before its folder counts as full."""
+
 _streams: dict[Path, StreamWriter] = {}
+_driven = False
 _lock = threading.Lock()
 
 
 def stream(stream_dir: Path, arm: str, process: str) -> StreamWriter:
     """The process's writer for ``<stream_dir>/<process>.jsonl``, opened on first use.
+
+    The folder is made where it is missing; where the file exists, the stream is ``<process>.2.jsonl`` and so on.
 
     The writer is tolerant: a full disk is remembered in ``.failure`` and counted in
     ``.dropped``, and never reaches the engine.
@@ -20,8 +27,32 @@ def stream(stream_dir: Path, arm: str, process: str) -> StreamWriter:
     path = stream_dir / f"{process}.jsonl"
     with _lock:
         if path not in _streams:
-            _streams[path] = StreamWriter(path, arm, process, tolerant=True)
+            stream_dir.mkdir(parents=True, exist_ok=True)
+            _streams[path] = _open(path, arm, process)
         return _streams[path]
+
+
+def _open(path: Path, arm: str, process: str) -> StreamWriter:
+    """A new file: an earlier run's stream is never overwritten, and never keeps a server from starting again."""
+    for n in range(2, MOST_STREAMS):
+        with suppress(FileExistsError):
+            return StreamWriter(path, arm, process, tolerant=True)
+        path = path.with_name(f"{process}.{n}.jsonl")
+    raise FileExistsError(f"{path.parent}: {MOST_STREAMS} streams of {process} lie there; empty it")
+
+
+def drive() -> None:
+    """This process closes its streams itself, with `close`: `release` then leaves them open."""
+    global _driven  # noqa: PLW0603 (one process, one driver)
+    _driven = True
+
+
+def release(writer: StreamWriter) -> None:
+    """Its user is done: close the stream, or only hand over what it holds where a driver closes it."""
+    if _driven:
+        writer.flush()
+    else:
+        writer.close()
 
 
 def flush() -> None:

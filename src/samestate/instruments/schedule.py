@@ -15,10 +15,11 @@ from samestate.evidence.records import (
     BatchSource,
     BlocksAssigned,
     EntryKind,
+    SchedulerConfigured,
     StateComputed,
 )
 from samestate.evidence.stream import StreamWriter
-from samestate.instruments.layout import entry_kind
+from samestate.instruments.layout import engine_groups, entry_kind
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -76,7 +77,7 @@ def computed_states(output: SchedulerOutput, step: int, config: KVCacheConfig) -
 
 
 def record_schedule(scheduler: Scheduler, stream: StreamWriter) -> None:
-    """Record every batch that `scheduler` makes from now on, with or without a connector.
+    """Record every batch that `scheduler` makes from now on, and before the first one how it is configured.
 
     The wrapper only reads the scheduler's output, after the fact.
     """
@@ -85,6 +86,8 @@ def record_schedule(scheduler: Scheduler, stream: StreamWriter) -> None:
 
     def recorded(*args: object, **kwargs: object) -> SchedulerOutput:
         nonlocal step
+        if step == 0:
+            stream.append(_configured(scheduler))
         output = schedule(*args, **kwargs)
         record = batch(output, step, BatchSource.SCHEDULER)
         step += 1
@@ -93,3 +96,12 @@ def record_schedule(scheduler: Scheduler, stream: StreamWriter) -> None:
         return output
 
     scheduler.schedule = recorded
+
+
+def _configured(scheduler: Scheduler) -> SchedulerConfigured:
+    specs = [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
+    return SchedulerConfigured(
+        block_size=scheduler.cache_config.block_size,
+        saves_within_steps=any(getattr(spec, "num_prefill_checkpoint_blocks", 0) for spec in specs),
+        engine_groups=engine_groups(scheduler.kv_cache_config),
+    )

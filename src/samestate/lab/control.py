@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from samestate.evidence.archive import Archive, ArchiveError
 from samestate.evidence.canonical import canonical_json, sha256_hex
+from samestate.evidence.records import EngineStarted
 from samestate.lab.errors import RunError
 from samestate.lab.resolve import Resolution
 from samestate.plans.lending import objection
@@ -27,11 +28,11 @@ class SealedControl(NamedTuple):
     """It is of the plan that the borrower names in `control_from`."""
 
 
-def open_control(root: Path, plan: Plan) -> SealedControl:
+def open_control(root: Path, plan: Plan, engine: str | None = None) -> SealedControl:
     """Open an archive that may lend its control arm to a run of `plan`.
 
     Raises `RunError` unless it is sealed, whole, of the same plan or of one that `plan` takes
-    its control from (`samestate.plans.lending`), and has a control arm of its own.
+    its control from (`samestate.plans.lending`), and has a control arm of its own, on `engine` where that is given.
     """
     try:
         archive = Archive.open(root)
@@ -47,6 +48,11 @@ def open_control(root: Path, plan: Plan) -> SealedControl:
     other_plan = _other_plan(root, archive, plan)
     if CONTROL not in archive.arms or archive.imported_from(CONTROL) is not None:
         raise RunError(f"{root}: it ran no {CONTROL} arm of its own; name the archive that did")
+    theirs = _engine(archive)
+    if engine not in (None, theirs):
+        raise RunError(
+            f"{root}: its {CONTROL} arm ran on engine {theirs}, this run is on {engine}; name one that ran on it"
+        )
     try:
         resolved = ResolvedPlan.model_validate_json(archive.resolved_json or b"")
     except ValidationError as error:
@@ -59,6 +65,12 @@ def open_control(root: Path, plan: Plan) -> SealedControl:
         resolved = resolved.model_copy(update={"plan_sha256": plan_sha256(plan)})
         resolved_json = canonical_json(resolved.model_dump(mode="json"))
     return SealedControl(archive, archive.seal_sha256, Resolution(resolved, resolved_json, archive.inputs), other_plan)
+
+
+def _engine(archive: Archive) -> str | None:
+    """What the control's engine says it is; None when it says nothing."""
+    lines = (line for process in archive.streams(CONTROL) for line in archive.records(CONTROL, process))
+    return next((line.rec.engine for line in lines if isinstance(line.rec, EngineStarted)), None)
 
 
 def _other_plan(root: Path, archive: Archive, plan: Plan) -> bool:

@@ -62,6 +62,8 @@ class RunRequest(NamedTuple):
     """Sealed archive whose control arm is compared with the live one."""
     serve_args: list[str]
     """Those of the plan, ``engine.serve_args``: what is not in the plan would not be in its hash."""
+    engine: str | None = None
+    """What `EngineStarted` will name; a control that ran on another is refused. None: not known beforehand."""
 
 
 class RunResult(NamedTuple):
@@ -101,7 +103,7 @@ def run_plan(request: RunRequest, progress: Progress) -> RunResult:
     try:
         attempt.run()
         with attempt.timed("seal"):
-            seal = archive.seal()
+            seal = _seal(archive)
     except BaseException as error:
         outcome, cause = _explain(error, request)
         with suppress(OSError, ValueError):
@@ -114,6 +116,14 @@ def run_plan(request: RunRequest, progress: Progress) -> RunResult:
     return RunResult(request.out, seal, attempt.stages)
 
 
+def _seal(archive: ArchiveWriter) -> str:
+    """Seal, and say so when that is interrupted: the attempt itself is over, and ended well."""
+    try:
+        return archive.seal()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("while sealing") from None
+
+
 def _check(request: RunRequest) -> SealedControl | None:
     """Refuse what cannot run, before anything is written; open the archive that lends its control."""
     if request.plan.analyzer.source_sha256 is None:
@@ -124,8 +134,21 @@ def _check(request: RunRequest) -> SealedControl | None:
         raise RunError(f"{request.model}: no such model folder; build one with `samestate models build`")
     if request.control and request.reference:
         raise RunError("--control and --reference: with --control no live control is left to compare; give one")
+    if request.fault and all(arm.connector == "none" for arm in request.plan.arms):
+        raise RunError(f"--fault: plan {request.plan.name} has no arm with a connector, where faults act; leave it out")
     source = request.control or request.reference
-    return open_control(source, request.plan) if source else None
+    if source is None:
+        return None
+    if _overlap(request.out, source):
+        raise RunError(
+            f"--out: {request.out} and {source} lie in each other, which would damage it; name another folder"
+        )
+    return open_control(source, request.plan, request.engine)
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    one, other = one.resolve(), other.resolve()
+    return one == other or one in other.parents or other in one.parents
 
 
 class _Attempt:
@@ -209,6 +232,7 @@ class _Attempt:
             fault=self._request.fault if connected else None,
             stream_dir=self._archive.arm_dir(arm.name),
             log_path=self._archive.log_path(arm.name),
+            core=self._plan.engine.core,
         )
 
     def _run_arm(self, arm: ArmPlan, engine: Engine, following: Engine | None) -> None:

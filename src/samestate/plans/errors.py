@@ -8,16 +8,21 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from samestate.evidence.text import printable
 from samestate.plans.model import AnalyzerPin, ArmPlan, EnginePlan, Plan
 
 _FIELDS = sorted({name for model in (Plan, EnginePlan, ArmPlan, AnalyzerPin) for name in model.model_fields})
-_SHOWN = 40
+_SHOWN, _LONGEST = 40, 1000
+"""Characters of a given value, and of a whole line: a plan may hold a word as long as its file."""
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class PlanError(Exception):
-    """A plan that cannot be followed. ``str(error)`` is one line."""
+    """A plan that cannot be followed. ``str(error)`` is one line that a terminal only shows."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_cut(printable(message).replace("\n", " "), _LONGEST))
 
     def within(self, origin: str) -> PlanError:
         """The same error, headed by the file it came from."""
@@ -28,6 +33,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'boundary'?"``, or nothing when no known word is near."""
     close = get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def quoted(value: object) -> str:
+    """`value` as Python writes it, cut after some characters."""
+    return _cut(repr(value), _SHOWN)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[:length] + "…"
 
 
 def parse_model(model: type[M], data: str) -> M:
@@ -57,7 +71,7 @@ def _path(mistake: Any) -> str:
 
 def _remedy(mistake: Any) -> str:
     kind, given, context = mistake["type"], mistake["input"], mistake.get("ctx", {})
-    shown = repr(given) if len(repr(given)) <= _SHOWN else repr(given)[:_SHOWN] + "…"
+    shown = quoted(given)
     if mistake["loc"][:2] == ("engine", "settings"):
         return f"must be text, a number, true, false or null, not {shown}"
     match kind:

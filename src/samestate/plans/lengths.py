@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from samestate.plans.errors import PlanError
+from samestate.plans.errors import PlanError, quoted
 
-_LENGTH = re.compile(r"(?:(?P<k>[1-9][0-9]*)?C(?P<d>[+-][0-9]+)?|(?P<tokens>[1-9][0-9]*))", re.ASCII)
+_LENGTH = re.compile(
+    r"(?:(?P<k>[1-9][0-9]{0,8})?C(?P<d>[+-][0-9]{1,9})?|(?P<tokens>[1-9][0-9]{0,8}))",
+    re.ASCII,
+)
 
 
 class Length(NamedTuple):
@@ -21,7 +24,7 @@ def parse(length: str) -> Length:
     """Read a length. Raises `PlanError` for anything but k·C+d or a count of tokens."""
     match = _LENGTH.fullmatch(length)
     if match is None:
-        raise PlanError(f"{length!r} is no prompt length; write '2C-1', 'C', '3C+1' or a number of tokens")
+        raise PlanError(f"{quoted(length)} is no prompt length; write '2C-1', 'C', '3C+1' or a number of tokens")
     if match["tokens"]:
         return Length(0, int(match["tokens"]))
     return Length(int(match["k"] or 1), int(match["d"] or 0))

@@ -7,21 +7,21 @@ is the plan alone; the `SHA256SUMS` beside it holds its hash.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Hashable
-from contextlib import suppress
+from collections.abc import Collection
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal
-
-import yaml
+from typing import Any
 
 from samestate.evidence.canonical import canonical_json, sha256_hex
-from samestate.plans.errors import PlanError, nearest, parse_model
+from samestate.evidence.records import OperationName
+from samestate.evidence.seal import SEAL_NAME, SUMS_NAME, read_pair, read_sums
+from samestate.plans.errors import PlanError, nearest, parse_model, quoted
+from samestate.plans.files import parse, read_bytes, to_json
 from samestate.plans.lengths import check_lengths
-from samestate.plans.model import AnalyzerPin, Frozen, Plan, Sha256
+from samestate.plans.model import AnalyzerPin, Format, Frozen, Plan, Sha256
 from samestate.plans.operations import check_operations
+from samestate.plans.serve_args import check_serve_args, refused_settings, settings_named
 
 __all__ = [
     "CANDIDATE",
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 EXACT = 2**53
+_PLAN_NAME = "plan.json"
 CONTROL, CANDIDATE = "control", "candidate"
 _SUFFIXES = {".yaml", ".yml", ".json", ".lock"}
-_SET_BY_ARMS = ("model", "kv_transfer_config")
 
 
 class _Lock(Frozen):
-    format: Literal[1]
+    format: Format
     plan: Plan
     plan_sha256: Sha256
 
@@ -58,7 +58,7 @@ def load(name_or_path: str) -> Plan:
     """Read a shipped plan by name, or a plan or lock from a file.
 
     Raises `PlanError` for an unknown name, an unreadable or malformed file, a plan that
-    makes no sense, and a frozen plan that no longer has its hash.
+    makes no sense, and a frozen plan that no longer has its hash or has none to be held against.
     """
     known = _shipped_files()
     if name_or_path in known:
@@ -73,13 +73,18 @@ def load(name_or_path: str) -> Plan:
     raise PlanError(f"no plan {name_or_path!r}{nearest(name_or_path, known)}; shipped: {', '.join(sorted(known))}")
 
 
-def validate_checks(plan: Plan, known: Collection[str]) -> None:
-    """Raise `PlanError` when the plan requires a check that is not among the `known` ids."""
+def validate_checks(plan: Plan, known: Collection[str], floor: Collection[str]) -> None:
+    """Raise `PlanError` when the plan requires a check that is not `known`, or lacks one of the analyzer's `floor`."""
     for index, check in enumerate(plan.required_checks):
         if check not in known:
             raise PlanError(
                 f"required_checks[{index}]: no check {check!r}{nearest(check, known)}; known: {', '.join(known)}"
             )
+    lacking = [check for check in floor if check not in plan.required_checks]
+    if lacking:
+        raise PlanError(
+            f"required_checks: {plan.analyzer.id} decides no run without {', '.join(lacking)}; add what is missing"
+        )
 
 
 def freeze(plan: Plan, analyzer_sha256: str) -> Plan:
@@ -115,22 +120,12 @@ def with_engine(plan: Plan, *, model: str, serve_args: list[str]) -> Plan:
     A setting that the arguments name leaves the plan: they win. Raises `PlanError` for
     arguments that belong to the arms.
     """
-    named = _named(serve_args)
+    named = settings_named(serve_args)
     settings = {name: value for name, value in plan.engine.settings.items() if name not in named}
     update = {"model": model, "settings": settings, "serve_args": [*plan.engine.serve_args, *serve_args]}
     changed = plan.model_copy(update={"engine": plan.engine.model_copy(update=update)})
     _check_engine(changed)
     return changed
-
-
-def _named(serve_args: list[str]) -> set[str]:
-    """The settings that ``vllm serve`` arguments name."""
-    return {_setting_of(argument) for argument in serve_args if argument.startswith("--")}
-
-
-def _setting_of(argument: str) -> str:
-    name = argument.removeprefix("--").partition("=")[0].partition(".")[0].replace("-", "_")
-    return name.removeprefix("no_")
 
 
 def _shipped_files() -> dict[str, Traversable]:
@@ -139,30 +134,48 @@ def _shipped_files() -> dict[str, Traversable]:
 
 
 def _load_file(path: Path) -> Plan:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise PlanError(f"{path}: cannot be read ({error.strerror}); check the file's permissions") from None
-    plan = _read(data, str(path))
-    sums = path.parent / "SHA256SUMS"
-    if path.name == "plan.json" and sums.is_file():
-        expected = {line[66:]: line[:64] for line in sums.read_text("utf-8", "replace").splitlines()}
-        _check_hash(expected.get("plan.json"), sha256_hex(data), str(path))
-    return plan
+    data = read_bytes(path)
+    return _read(data, str(path), confirmed=path.name == _PLAN_NAME and _confirmed(path, data))
 
 
-def _read(data: bytes, origin: str) -> Plan:
-    """Parse and check one file. `origin` heads every error."""
+def _confirmed(path: Path, data: bytes) -> bool:
+    """Whether the plan's archive, around it, is sealed over these bytes. Raises `PlanError` when it is over others."""
+    sums_data, seal_data = (_beside(path, name) for name in (SUMS_NAME, SEAL_NAME))
+    if sums_data is None:
+        return False
+    sums, _ = read_sums(sums_data, SUMS_NAME)
+    _check_hash(sums.get(_PLAN_NAME), sha256_hex(data), str(path))
+    if seal_data is None:
+        return False
+    seal, _, defects = read_pair(seal_data, sums_data, "")
+    if defects:
+        raise PlanError(f"{path}: its archive is damaged ({defects[0].where}: {defects[0].what}); use the plan's lock")
+    _check_hash(seal.plan_sha256 if seal else None, sha256_hex(data), str(path))
+    return True
+
+
+def _beside(path: Path, name: str) -> bytes | None:
+    found = path.parent / name
+    return found.read_bytes() if found.is_file() else None
+
+
+def _read(data: bytes, origin: str, *, confirmed: bool = False) -> Plan:
+    """Parse and check one file. `origin` heads every error; `confirmed`: its archive's seal holds its hash."""
     try:
-        tree = _parse(data)
+        tree = parse(data)
         if isinstance(tree, dict) and "plan_sha256" in tree:
-            lock = parse_model(_Lock, _to_json(tree))
+            lock = parse_model(_Lock, to_json(tree))
             plan = lock.plan
             _check_canonical(plan.model_dump(mode="json"), "")
             _check_hash(lock.plan_sha256, plan_sha256(plan), "plan_sha256")
         else:
-            plan = parse_model(Plan, _to_json(tree))
+            plan = parse_model(Plan, to_json(tree))
             _check_canonical(plan.model_dump(mode="json"), "")
+            if plan.analyzer.source_sha256 is not None and not confirmed:
+                raise PlanError(
+                    "analyzer.source_sha256: a frozen plan counts only as its lock, or in its sealed archive; "
+                    "use one of these, or make it null and freeze the plan again"
+                )
         _check_sense(plan)
     except PlanError as error:
         raise error.within(origin) from None
@@ -202,28 +215,26 @@ def _check_canonical(tree: dict[str, Any], within: str) -> None:
         except ValueError:
             exact = False
         if not exact:
-            raise PlanError(f"{within}{name}: {value} has no exact JSON form; use a finite, smaller number") from None
+            given = quoted(value)
+            raise PlanError(f"{within}{name}: {given} has no exact JSON form; use a finite, smaller number") from None
 
 
 def _check_engine(plan: Plan) -> None:
     """Settings and arguments leave the arms' own alone, hide nothing and do not contradict each other."""
-    settings, named = plan.engine.settings, _named(plan.engine.serve_args)
-    for setting in _SET_BY_ARMS:
-        if setting in settings:
+    for setting in refused_settings():
+        if setting in plan.engine.settings:
             raise PlanError(f"engine.settings.{setting}: is set for each arm; remove it")
-        if setting in named:
-            raise PlanError(f"engine.serve_args: {_flag(setting)} is set for each arm; remove it")
-    if "config" in named:
-        raise PlanError("engine.serve_args: --config hides settings from the plan; write its flags out")
-    for setting in sorted(named & set(settings)):
-        raise PlanError(f"engine.serve_args: {_flag(setting)} is in engine.settings too; remove one")
-
-
-def _flag(setting: str) -> str:
-    return "--" + setting.replace("_", "-")
+    check_serve_args(plan.engine.serve_args, plan.engine.settings)
 
 
 def _check_arms(plan: Plan) -> None:
+    if OperationName.RELOAD in plan.operations:
+        _check_two_arms(plan)
+    elif [(arm.name, arm.connector) for arm in plan.arms] != [(CANDIDATE, "none")]:
+        raise PlanError(f"arms: 'repeat' tests the local cache alone; make it one {CANDIDATE!r} with connector 'none'")
+
+
+def _check_two_arms(plan: Plan) -> None:
     if sorted(arm.name for arm in plan.arms) != sorted((CONTROL, CANDIDATE)):
         raise PlanError(f"arms: must be one {CONTROL!r} and one {CANDIDATE!r}, each once")
     for index, arm in enumerate(plan.arms):
@@ -231,54 +242,7 @@ def _check_arms(plan: Plan) -> None:
             raise PlanError(f"arms[{index}].connector: the control reuses nothing external; make it 'none'")
         if arm.name == CANDIDATE and arm.connector == "none":
             raise PlanError(f"arms[{index}].connector: a candidate without a connector tests nothing; make it 'native'")
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML without silent surprises: a key said twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be text", key.start_mark)
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _parse(data: bytes) -> Any:
-    """JSON where it is JSON: to YAML 1.1, ``1e-7`` is a text."""
-    if data.lstrip().startswith(b"{"):
-        with suppress(json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-            return json.loads(data, object_pairs_hook=_unique)
-    return _parse_yaml(data)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    tree = dict(pairs)
-    if len(tree) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise PlanError(f"{twice}: is there twice; remove one")
-    return tree
-
-
-def _parse_yaml(data: bytes) -> Any:
-    try:
-        return yaml.load(data, _Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f"line {mark.line + 1}" if mark else "the file"
-        raise PlanError(f"{line}: not valid YAML ({error.problem or error.context}); correct it") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PlanError(f"the file: not valid YAML ({reason}); correct it") from None
-
-
-def _to_json(tree: Any) -> str:
-    try:
-        # A date or another YAML type becomes text; the plan model says which field expected what.
-        return json.dumps(tree, default=str)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise PlanError(f"the file: holds what JSON cannot ({error}); use text, numbers, lists and mappings") from None
+    if not plan.engine.external_cache_bytes:
+        raise PlanError("engine.external_cache_bytes: is 0, and the candidate's connector needs room; make it larger")
+    if plan.engine.core != "here":
+        raise PlanError("engine.core: transfers are watched in the engine's own process; make it 'here'")

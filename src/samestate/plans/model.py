@@ -9,11 +9,22 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticKnownError
 
 from samestate.evidence.records import OperationName, Scalar
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+def _no_boolean(value: object) -> object:
+    """To a Literal, true is 1 and false is 0."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("int_type")
+    return value
+
+
+Format = Annotated[Literal[1], BeforeValidator(_no_boolean)]
 Slug = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9.-]*$")]
 
 
@@ -37,10 +48,12 @@ class EnginePlan(Frozen):
     model: str
     """A model that `samestate models list` knows, or ``external`` for the user's own."""
     settings: dict[str, Scalar]
-    external_cache_bytes: Annotated[int, Field(gt=0)]
-    """Size of the external tier, bytes over all ranks."""
+    external_cache_bytes: Annotated[int, Field(ge=0)]
+    """Size of the external tier, bytes over all ranks; 0 where no arm has one."""
     serve_args: list[str] = []
     """Further ``vllm serve`` arguments of the user's; they win over `settings`."""
+    core: Literal["here", "own-process"] = "here"
+    """Where scheduler and engine core run. ``own-process``: as under ``vllm serve`` and ``vllm.LLM``."""
 
 
 class InstrumentPlan(Frozen):
@@ -69,7 +82,7 @@ class AnalyzerPin(Frozen):
 class Plan(Frozen):
     """What is to be done. Its canonical JSON (RFC 8785) is its identity."""
 
-    format: Literal[1]
+    format: Format
     name: Slug
     title: str
     question: str
@@ -82,7 +95,7 @@ class Plan(Frozen):
     template: Slug
     output_tokens: Annotated[int, Field(gt=0)]
     seed: int
-    temperature: Literal[0]
+    temperature: Annotated[Literal[0], BeforeValidator(_no_boolean)]
     ignore_eos: bool
     analyzer: AnalyzerPin
     required_checks: list[Slug]
@@ -119,7 +132,7 @@ class ModelIdentity(Frozen):
 class ResolvedPlan(Frozen):
     """What a started engine added to the plan, fixed before the first request."""
 
-    format: Literal[1]
+    format: Format
     plan_sha256: Sha256
     checkpoint_interval: int
     lengths: list[int]

@@ -18,7 +18,7 @@ class PlannedOperation(NamedTuple):
     """One step of a case."""
 
     op: str
-    """Unique within an arm: ``N3584.cold``, ``N3584.interposer-1``."""
+    """Unique within an arm: ``N3584.cold``, ``N3584.interposer-1``, ``N3584.repeat-1``."""
     name: OperationName
     role: Role | None
     """Whose tokens are the prompt; None for a reset."""
@@ -85,7 +85,7 @@ def cases(plan: Plan, c: int) -> list[Case]:
 
 
 def check_operations(operations: list[OperationName]) -> None:
-    """Raise `PlanError` unless a case is cold first, and a reload follows a reset."""
+    """Raise `PlanError` unless a case is cold first and then reuses: a reload after a reset, or repeats without one."""
     counts = Counter(operations)
     if not operations or operations[0] is not OperationName.COLD:
         raise PlanError("operations[0]: a case begins with 'cold'; put it first")
@@ -94,8 +94,15 @@ def check_operations(operations: list[OperationName]) -> None:
             raise PlanError(f"operations: {name.value!r} comes {counts[name]} times; a case has at most one")
     if counts[OperationName.INTERPOSER] > _MAX_INTERPOSERS:
         raise PlanError(f"operations: more than {_MAX_INTERPOSERS} interposers; remove some")
+    if OperationName.REPEAT in counts:
+        for name in (OperationName.RESET, OperationName.RELOAD):
+            if name in counts:
+                raise PlanError(f"operations: {name.value!r} beside 'repeat', which keeps the local cache; remove one")
+        return
     if OperationName.RELOAD not in counts:
-        raise PlanError("operations: no 'reload', so nothing is reused; add 'reset' and 'reload'")
+        raise PlanError(
+            "operations: no 'reload' and no 'repeat', so nothing is reused; add 'reset' and 'reload', or 'repeat'"
+        )
     reload = operations.index(OperationName.RELOAD)
     if OperationName.RESET not in operations[:reload]:
         raise PlanError(
@@ -105,13 +112,16 @@ def check_operations(operations: list[OperationName]) -> None:
 
 def _case_operations(case: str, operations: list[OperationName]) -> list[PlannedOperation]:
     planned: list[PlannedOperation] = []
-    interposers = 0
+    interposers = repeats = 0
     for name in operations:
         match name:
             case OperationName.INTERPOSER:
                 interposers += 1
                 role: Role = "interposer-1" if interposers == 1 else "interposer-2"
                 planned.append(PlannedOperation(f"{case}.{role}", name, role))
+            case OperationName.REPEAT:
+                repeats += 1
+                planned.append(PlannedOperation(f"{case}.{name}-{repeats}", name, "target"))
             case OperationName.RESET:
                 planned.append(PlannedOperation(f"{case}.{name}", name, None))
             case OperationName.COLD | OperationName.RELOAD:

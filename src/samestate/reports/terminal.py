@@ -23,11 +23,14 @@ FINDINGS_SHOWN = 3
 EQUAL, UNSEEN = "–", "?"
 LEGEND = f"""N prompt tokens · B restored prefix · p tokens credited · scheduled in the first batch after
 the reload · suffix N-B · first difference: index of the token, {EQUAL} when all are equal"""
+REPEAT_LEGEND = f"""N prompt tokens · p tokens hit in the local cache · scheduled in the first batch after the hit
+suffix N-p · first difference from cold: index of the token, {EQUAL} when all are equal"""
 CONTENT_LEGEND = "B by content: the prefix whose state the loaded bytes are, by digests of what was saved"
 _STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.UNKNOWN: "yellow"}
 _COMPARISONS = {
     "paired_live": "control and candidate, both live",
     "candidate_vs_archived": "a live candidate against an archived control",
+    "within_one_arm": "repeats against cold, in one live engine",
 }
 
 
@@ -36,7 +39,11 @@ def print_judgement(judgement: Judgement, console: Console) -> None:
     if judgement.fault is not None:
         console.print(Text(f"fault injected: {judgement.fault}. Not a normal run.", style="bold"))
         console.print()
-    if judgement.table:
+    if any(row.repeat for row in judgement.table):
+        console.print(_repeats(judgement.table))
+        _indented(console, REPEAT_LEGEND)
+        console.print()
+    elif judgement.table:
         console.print(_cases(judgement.table, by_content=_reads_content(judgement)))
         _indented(console, LEGEND)
         if _reads_content(judgement):
@@ -80,6 +87,21 @@ def _cases(rows: Iterable[CaseRow], *, by_content: bool) -> Table:
             _number(row.scheduled),
             _number(row.suffix),
             _bytes(row.rank_bytes),
+            _verdict(row.verdict),
+        )
+    return table
+
+
+def _repeats(rows: Iterable[CaseRow]) -> Table:
+    table = _table("N", "repeat", "first difference", "p", "scheduled", "suffix", right=True)
+    table.add_column("verdict")
+    for row in rows:
+        numbers = (row.credited, row.scheduled, row.suffix)
+        table.add_row(
+            _number(row.tokens),
+            _number(row.repeat),
+            _first_difference(row),
+            *map(_number, numbers),
             _verdict(row.verdict),
         )
     return table

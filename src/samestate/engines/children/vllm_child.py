@@ -1,8 +1,8 @@
 """A vLLM engine in a process of its own, driven over two pipes (see `protocol`).
 
 ``python -m samestate.engines.children.vllm_child READ_FD WRITE_FD``. Scheduler and, for one rank, worker
-run in this process, so that the schedule can be recorded with and without a connector. Standard output
-and error are the engine's log.
+run in this process, so that transfers can be watched and faults armed; or, under ``VLLM_ENABLE_V1_MULTIPROCESSING=1``,
+the engine core has a process of its own, as vLLM's default is. Standard output and error are the engine's log.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Any
 import msgspec
 
 os.environ.update(
-    # In this process: the scheduler is in reach, and vLLM's block-size reset does not happen (engine/core.py:1311).
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",
     VLLM_NO_USAGE_STATS="1",
     # vLLM seeds its block hashes from it: the same prompt then has the same key in every process.
     PYTHONHASHSEED="0",
@@ -32,12 +30,14 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 import torch
 import vllm
-from vllm import SamplingParams
+from vllm import SamplingParams, envs
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor.abstract import Executor
 
 from samestate.engines.children.protocol import (
     AnyCommand,
@@ -60,11 +60,14 @@ from samestate.engines.children.protocol import (
 )
 from samestate.evidence.records import COUNTERS, EngineStarted, EngineStopped, FaultArmed, Scalar
 from samestate.instruments import live_faults, recorder
-from samestate.instruments.layout import checkpoint_interval
+from samestate.instruments.layout import checkpoint_interval, configured_interval
+from samestate.instruments.recorded_scheduler import record_in_core
 from samestate.instruments.schedule import record_schedule
 
 SETTLE_SECONDS = 30.0
 """Longest wait for saves after a request; what is still open then shows as never completed."""
+SHUTDOWN_SECONDS = 20.0
+"""For a core's own process to end, before vLLM kills it and its stream with it."""
 RESET_ATTEMPTS = 50
 RECORDED_ENVIRONMENT = (
     "OMP_NUM_THREADS",
@@ -92,20 +95,26 @@ class Child:
 
     def __init__(self) -> None:
         self.engine: LLMEngine | None = None
+        self.core: EngineCore | None = None
+        """None where it runs in a process of its own."""
 
     # --- commands -------------------------------------------------------------------------------
 
     def start(self, command: Start) -> Started:
+        recorder.drive()
         stream_dir = Path(command.stream_dir)
         # Saves that are held back must still be open when the next operation starts: that is what they test.
         self._delayed_saves = command.save_delay_ms > 0
-        self.stream = recorder.stream(stream_dir, command.arm, "scheduler")
         args = self._engine_args(command)
         _bind_ranks_to_cores(args.tensor_parallel_size)
-        self.engine = LLMEngine.from_engine_args(args)
-        core = self.engine.engine_core.engine_core
-        self.core = core
-        record_schedule(core.scheduler, self.stream)
+        if envs.VLLM_ENABLE_V1_MULTIPROCESSING:
+            self.stream = recorder.stream(stream_dir, command.arm, "frontend")
+            self.engine = _engine_with_own_core(args, stream_dir, command.arm)
+        else:
+            self.stream = recorder.stream(stream_dir, command.arm, "scheduler")
+            self.engine = LLMEngine.from_engine_args(args)
+            self.core = self.engine.engine_core.engine_core
+            record_schedule(self.core.scheduler, self.stream)
         started = self._describe(command)
         self.stream.append(started)
         recorder.flush()
@@ -153,7 +162,8 @@ class Child:
         for attempt in range(1, RESET_ATTEMPTS + 1):
             if self._engine.reset_prefix_cache(reset_running_requests=False, reset_connector=False):
                 return WasReset(local_reset=True, attempts=attempt)
-            self.core.step_fn()
+            if self.core is not None:
+                self.core.step_fn()
             time.sleep(0.02)
         return WasReset(local_reset=False, attempts=RESET_ATTEMPTS)
 
@@ -172,7 +182,7 @@ class Child:
     def close(self, _: Close) -> Closed:
         if self.engine is not None:
             self._settle()
-            self.engine.engine_core.shutdown()
+            self.engine.engine_core.shutdown(timeout=SHUTDOWN_SECONDS)
             self.engine = None
             self.stream.append(EngineStopped())
         recorder.close()
@@ -189,6 +199,8 @@ class Child:
 
     def _settle(self) -> None:
         """Step the idle engine until no transfer is left, so that one operation's saves end in it."""
+        if self.core is None:
+            return
         deadline = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < deadline:
             connector = self.core.scheduler.connector
@@ -220,12 +232,14 @@ class Child:
     def _describe(self, command: Start) -> EngineStarted:
         config = self._engine.vllm_config
         parallel = config.parallel_config
-        connector = self.core.scheduler.connector
+        # With a core of its own: a plan's arms then have no connector (samestate.plans.load).
+        connector = self.core.scheduler.connector if self.core else None
+        groups = self.core.scheduler.kv_cache_config if self.core else None
         children = getattr(connector, "sub_connectors", None)
         return EngineStarted(
             engine="vllm",
             versions=_versions(),
-            checkpoint_interval=checkpoint_interval(self.core.scheduler.kv_cache_config),
+            checkpoint_interval=checkpoint_interval(groups) if groups else configured_interval(config.cache_config),
             max_model_len=config.model_config.max_model_len,
             tensor_parallel=parallel.tensor_parallel_size,
             pipeline_parallel=parallel.pipeline_parallel_size,
@@ -236,6 +250,14 @@ class Child:
             settings=_effective_settings(config),
             eos_token_ids=_eos_token_ids(self._engine),
         )
+
+
+def _engine_with_own_core(args: EngineArgs, stream_dir: Path, arm: str) -> LLMEngine:
+    """As `LLMEngine.from_engine_args`, and the core records its schedule. vLLM's own choices are made first."""
+    config = args.create_engine_config()
+    record_in_core(config.scheduler_config, stream_dir, arm)
+    executor = Executor.get_class(config)
+    return LLMEngine(config, executor, log_stats=not args.disable_log_stats, multiprocess_mode=True)
 
 
 def _audited(inner: KVTransferConfig, command: Start) -> KVTransferConfig:

@@ -1,0 +1,25 @@
+"""All commands of ``samestate``."""
+
+from __future__ import annotations
+
+import click
+
+from samestate import __version__
+from samestate.cli.check import check
+from samestate.cli.failures import Household
+from samestate.cli.models import models
+from samestate.cli.plan import plan
+from samestate.cli.run import run
+
+
+@click.group(cls=Household, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="samestate")
+def samestate() -> None:
+    """Prove that an LLM server's reused state is the state it would have computed.
+
+    Exit codes: 0 pass · 1 fail · 2 usage, plan, environment or interrupted · 3 unknown.
+    """
+
+
+for _command in (run, check, plan, models):
+    samestate.add_command(_command)
