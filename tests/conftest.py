@@ -14,7 +14,6 @@ from samestate.models.catalogue import ensure
 from samestate.plans.load import freeze, load
 from samestate.plans.model import Plan
 
-
 # A shared machine may be slow at any moment; what hangs is pytest-timeout's to find.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")

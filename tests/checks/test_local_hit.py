@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +93,7 @@ def steps(run: b.Run, op: str, ends: list[int]) -> None:
     at = records.index(prefill[0])
     for rec in prefill:
         records.remove(rec)
-    rows = [
-        r.BatchRow(request=request, start=start, scheduled=end - start, drafted=0)
-        for start, end in zip(ends, ends[1:], strict=False)
-    ]
+    rows = [r.BatchRow(request=request, start=start, scheduled=end - start, drafted=0) for start, end in pairwise(ends)]
     records[at:at] = [msgspec.structs.replace(prefill[0], rows=[row]) for row in rows]
 
 

@@ -61,13 +61,13 @@ def test_submission_is_not_completion(tmp_path: Path) -> None:
     run = b.build()
     b.drop(run.worker(), r.SaveCompleted, job=1)
     judgement = run.judge(tmp_path / "b")
-    assert (judgement.verdict, b.only(judgement, CHECK).code) == (Verdict.UNKNOWN, "save_unpaired")
+    assert (judgement.verdict, b.codes(judgement, CHECK)) == (Verdict.UNKNOWN, ["not_saved_here", "save_unpaired"])
 
 
 def test_a_completion_without_submission_is_unknown(tmp_path: Path) -> None:
     run = b.build()
     b.drop(run.worker(), r.SaveSubmitted, job=1)
-    assert b.only(run.judge(tmp_path / "a"), CHECK).code == "save_unpaired"
+    assert b.codes(run.judge(tmp_path / "a"), CHECK) == ["not_saved_here", "save_unpaired"]
     run = b.build()
     run.worker().append(r.LoadCompleted(rank=0, job=999, ok=True, bytes=1))
     assert b.only(run.judge(tmp_path / "b"), CHECK).code == "load_unpaired"
@@ -83,7 +83,7 @@ def test_a_job_number_used_twice_pairs_once(tmp_path: Path) -> None:
 def test_a_failed_save_is_unknown(tmp_path: Path) -> None:
     run = b.build()
     b.edit(run.worker(), r.SaveCompleted, {"ok": False}, job=1)
-    assert b.only(run.judge(tmp_path / "a"), CHECK).code == "save_failed"
+    assert b.codes(run.judge(tmp_path / "a"), CHECK) == ["not_saved_here", "save_failed"]
 
 
 def test_a_rank_without_a_load_is_unknown(tmp_path: Path) -> None:
@@ -142,7 +142,11 @@ def test_a_salted_lookup_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arm", ["control", "candidate"])
 @pytest.mark.parametrize(
     ("change", "code"),
-    [({"local_reset": False}, "reset_not_confirmed"), ({"external_kept": False}, "external_not_kept")],
+    [
+        ({"local_reset": False}, "reset_not_confirmed"),
+        ({"external_kept": False}, "external_not_kept"),
+        ({"running_kept": False}, "running_not_kept"),
+    ],
 )
 def test_a_reset_must_be_of_the_local_cache_alone(
     tmp_path: Path, arm: str, change: dict[str, object], code: str

@@ -92,11 +92,60 @@ def test_a_folder_that_is_no_archive(samestate: Command, tmp_path: Path) -> None
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_reader_that_leaves_early_is_no_verdict(clean: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(package.__file__).parent.parent)}
-    command = [sys.executable, "-m", "samestate", "check", str(clean)]
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = subprocess.run(command, env=environment, stdout=writing, stderr=subprocess.PIPE, check=False)
-    os.close(writing)
-    assert done.returncode == 2, done.stderr
+# --- damage that a reader must not touch -----------------------------------------------------------
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["verdicts/boundary-v1.json", "seal.json", "plan.json", "arms/candidate/client.jsonl"])
+@pytest.mark.parametrize("kind", ["fifo", "endless"])
+def test_what_is_no_regular_file_is_unknown_and_never_opened(
+    samestate: Command, archive: Path, name: str, kind: str
+) -> None:
+    (archive / name).unlink()
+    if kind == "fifo":
+        os.mkfifo(archive / name)
+    else:
+        (archive / name).symlink_to("/dev/zero")
+    assert samestate("check", archive).exit_code == 3
+
+
+def test_no_verdict_is_written_through_a_link(samestate: Command, archive: Path, tmp_path: Path) -> None:
+    shutil.rmtree(archive / "verdicts")
+    (tmp_path / "elsewhere").mkdir()
+    (archive / "verdicts").symlink_to(tmp_path / "elsewhere")
+    assert samestate("check", archive).exit_code == 3
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("analyzer", ["boundary-v9", "boundary-instrumented-v1"])
+def test_a_damaged_archive_that_names_another_analyzer(samestate: Command, archive: Path, analyzer: str) -> None:
+    plan = archive / "plan.json"
+    plan.write_bytes(plan.read_bytes().replace(b'"boundary-v1"', f'"{analyzer}"'.encode()))
+    result = samestate("check", archive, "--json")
+    judgement = json.loads(result.stdout)
+    assert judgement["verdict"] != "pass"
+    assert any("plan.json" in f["message"] for r in judgement["results"] for f in r["findings"])
+    if analyzer == "boundary-v9":
+        assert result.exit_code == 3
+        assert judgement["limitations"][0].startswith(
+            "Judged by boundary-v1, so the verdict is unknown at best: no analyzer 'boundary-v9' in this version"
+        )
+
+
+def test_an_archive_that_lost_plan_and_seal_is_incomplete(samestate: Command, archive: Path) -> None:
+    for name in ("plan.json", "seal.json"):
+        (archive / name).unlink()
+    assert samestate("check", archive).exit_code == 3
+    shutil.rmtree(archive / "arms")
+    assert samestate("check", archive).exit_code == 3
+    (archive / "attempts.jsonl").unlink()
+    assert samestate("check", archive).exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["\udcff", "\x1b[2J"])
+def test_names_that_are_no_text_are_unknown(samestate: Command, archive: Path, name: str) -> None:
+    shutil.copytree(archive / "arms" / "candidate", archive / "arms" / name)
+    shutil.copyfile(archive / "arms/candidate/client.jsonl", archive / "arms" / "candidate" / f"{name}.jsonl")
+    result = samestate("check", archive)
+    assert result.exit_code == 3
+    assert "\x1b" not in result.output

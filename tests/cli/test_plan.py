@@ -14,11 +14,12 @@ Command = Callable[..., Result]
 
 def test_list(samestate: Command) -> None:
     lines = samestate("plan", "list").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["boundary", "boundary-instrumented"]
+    assert [line.split()[0] for line in lines] == ["boundary", "boundary-instrumented", "local-hit"]
     assert "Nine prompt lengths" in lines[0]
     assert [plan["name"] for plan in json.loads(samestate("plan", "list", "--json").stdout)] == [
         "boundary",
         "boundary-instrumented",
+        "local-hit",
     ]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def line(result: Result) -> str:
         (["boundary", "--engine", "sim", "--model", "nosuch"], "--model: no folder nosuch; name a checkpoint's folder"),
         (["boundary", "--engine", "sim", "--model", "."], "--model: . holds no config.json, so it is no checkpoint"),
         (["boundary", "--nosuch"], "No such option '--nosuch'"),
-        ([], "Missing argument 'PLAN'. See `main run --help`."),
+        ([], "Missing argument 'PLAN'. See `samestate run --help`."),
     ],
 )
 def test_bad_input_is_one_line(samestate: Command, arguments: list[str], message: str, tmp_path: Path) -> None:
@@ -127,6 +127,9 @@ def test_a_frozen_plan_is_run_as_it_is_or_not_at_all(samestate: Command, checkpo
     plan = json.loads(lock.read_bytes())["plan"]
     plan["engine"]["model"] = "external"
     mine.write_text(json.dumps(plan))
+    assert "a frozen plan counts only as its lock" in line(samestate("run", mine, "--engine", "sim"))
+    plan["analyzer"]["source_sha256"] = None
+    mine.write_text(json.dumps(plan))
     assert line(samestate("run", mine, "--engine", "sim")).startswith("--model: this plan is for a checkpoint of your")
     run = samestate("run", mine, "--engine", "sim", "--model", checkpoint, "--out", tmp_path / "a")
     assert run.exit_code == 0
@@ -152,18 +155,57 @@ def throw(error: BaseException) -> Callable[[], Any]:
     return act
 
 
-def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-@pytest.mark.parametrize("act", [throw(KeyboardInterrupt()), terminate], ids=["ctrl-c", "sigterm"])
 def test_an_interrupted_run_leaves_an_archive_that_checks_as_incomplete(
-    samestate: Command, sim: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]
+    samestate: Command, sim: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SimEngine, "generate", after(5, act))
+    monkeypatch.setattr(SimEngine, "generate", after(5, throw(KeyboardInterrupt())))
     archive = tmp_path / "a"
     assert line(sim("--out", archive)) == f"interrupted; the unfinished archive is {archive}"
     assert samestate("check", archive).exit_code == 3
+
+
+def test_an_interruption_while_sealing_says_so(
+    samestate: Command, sim: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("samestate.evidence.archive.seal_bytes", lambda *_: throw(KeyboardInterrupt())())
+    archive = tmp_path / "a"
+    assert line(sim("--out", archive)) == f"interrupted while sealing; the unfinished archive is {archive}"
+    assert samestate("check", archive).exit_code == 3
+
+
+@pytest.mark.parametrize("option", ["--control", "--reference"])
+@pytest.mark.parametrize("place", ["new", "arms/candidate", "../clean/new", "../link/new"])
+def test_an_archive_that_lends_its_control_is_left_alone(sim: Command, clean: Path, option: str, place: str) -> None:
+    link = clean.parent / "link"
+    if not link.is_symlink():
+        link.symlink_to(clean)
+    before = sorted(clean.rglob("*"))
+    said = line(sim(option, clean, "--out", clean / place))
+    assert "lie in each other" in said or "is not empty" in said
+    assert sorted(clean.rglob("*")) == before
+
+
+def test_a_failure_is_json_where_json_was_asked_for(samestate: Command, sim: Command, tmp_path: Path) -> None:
+    for result in (
+        samestate("run", "nosuch", "--json"),
+        samestate("run", "--json"),
+        samestate("run", "boundary", "--nosuch", "--json"),
+        samestate("check", tmp_path, "--json"),
+        samestate("plan", "show", "nosuch", "--json"),
+        samestate("plan", "list", "--json", "--nosuch"),
+        samestate("models", "build", "nosuch", tmp_path / "m", "--json"),
+        samestate("--json"),
+        sim("--out", tmp_path, "--control", tmp_path, "--json"),
+    ):
+        (said,) = result.stderr.splitlines()
+        assert result.exit_code == 2
+        assert json.loads(result.stdout) == {"error": said.removeprefix("samestate: ")}
+
+
+def test_what_a_terminal_would_obey_is_escaped(samestate: Command) -> None:
+    for arguments in (["run", "\x1b[2J.yaml"], ["check", "\x1b[2J"], ["plan", "\x9b2J"], ["run", "boundary", "--\x1b"]):
+        said = samestate(*arguments).stderr
+        assert said.rstrip("\n").isprintable()
 
 
 def test_a_dead_engine_shows_the_end_of_its_log(sim: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,3 +239,27 @@ def test_the_unexpected_hints_at_the_traceback(sim: Command, tmp_path: Path, mon
     assert line(sim("--out", tmp_path / "a")) == "unexpected RuntimeError: odd; SAMESTATE_DEBUG=1 shows the traceback"
     monkeypatch.setenv("SAMESTATE_DEBUG", "1")
     assert isinstance(sim("--out", tmp_path / "b").exception, RuntimeError)
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_a_model_that_vllm_refuses_is_told_in_its_own_words(
+    samestate: Command, tiny_model: Path, tmp_path: Path
+) -> None:
+    broken = shutil.copytree(tiny_model, tmp_path / "broken")
+    config = json.loads((broken / "config.json").read_bytes()) | {"model_type": "qwen3_nope"}
+    (broken / "config.json").write_text(json.dumps(config))
+    result = samestate("run", "boundary", "--model", broken, "--out", tmp_path / "a")
+    assert result.exit_code == 2
+    assert "model type `qwen3_nope`" in next(
+        line for line in result.stderr.splitlines() if line.startswith("samestate: ")
+    )
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_vllm_takes_no_abbreviated_flag(samestate: Command, tiny_model: Path, tmp_path: Path) -> None:
+    arguments = ["--model", tiny_model, "--serve-args", "--gpu-memory-util 0.5", "--out", tmp_path / "a"]
+    result = samestate("run", "boundary", *arguments)
+    assert result.exit_code == 2
+    assert "--serve-args: unrecognized arguments: --gpu-memory-util" in result.stderr

@@ -182,6 +182,7 @@ def test_both_sources_see_the_same_batches_and_a_control_has_only_the_schedule(t
     assert {type(rec) for rec in read(tmp_path / "none", "scheduler")} == {
         r.StreamOpened,
         r.EngineStarted,
+        r.SchedulerConfigured,
         r.BatchScheduled,
         r.EngineStopped,
         r.StreamClosed,
@@ -258,6 +259,7 @@ def test_streams_close_in_order_and_closing_twice_is_safe(tmp_path: Path) -> Non
     assert [type(rec) for rec in read(tmp_path, "scheduler")] == [
         r.StreamOpened,
         r.EngineStarted,
+        r.SchedulerConfigured,
         r.EngineStopped,
         r.StreamClosed,
     ]

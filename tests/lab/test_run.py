@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from samestate.checks.analyzers import judge
+from samestate.checks.analyzers import judge, source_sha256
 from samestate.checks.base import Verdict
 from samestate.engines.base import EngineError, EngineSpec, Generation
 from samestate.engines.sim import Conduct, SimEngine
@@ -19,6 +19,7 @@ from samestate.evidence import records as r
 from samestate.evidence.archive import Archive
 from samestate.evidence.canonical import sha256_hex
 from samestate.lab.run import REFERENCE_ARM, RunError, RunRequest, run_plan
+from samestate.plans.load import freeze, load
 from samestate.plans.model import Plan, ResolvedPlan
 
 Requests = Callable[..., RunRequest]
@@ -409,3 +410,54 @@ def test_a_control_of_another_model_excludes_the_attempt(
     archive = Archive.open(request.out)
     assert outcome(archive).outcome is r.Outcome.EXCLUDED
     assert not [rec for rec in attempt(archive) if isinstance(rec, r.ContactReached)]
+
+
+def test_repeats_in_one_arm_are_run_and_judged(request_for: Requests) -> None:
+    plan = load("local-hit")
+    request = request_for(freeze(plan, source_sha256(plan.analyzer.id)))
+    judgement = judge(Archive.open(run_plan(request, QuietProgress()).archive))
+    assert (judgement.verdict, judgement.comparison_kind) == (Verdict.PASS, "within_one_arm")
+    assert len(judgement.table) == 2 * len(plan.lengths)
+
+
+def test_a_fault_without_a_connector_to_act_on_is_refused(request_for: Requests) -> None:
+    plan = load("local-hit")
+    request = request_for(freeze(plan, source_sha256(plan.analyzer.id)), fault="full-lookup")
+    with pytest.raises(RunError, match=r"^--fault: plan local-hit has no arm with a connector"):
+        run_plan(request, QuietProgress())
+    assert not request.out.exists()
+
+
+@pytest.mark.parametrize("role", ["control", "reference"])
+def test_a_control_from_another_engine_is_refused_before_anything_is_written(
+    small: Plan, request_for: Requests, progress: QuietProgress, role: str
+) -> None:
+    first = run_plan(request_for(small, "first", engine="sim"), progress).archive
+    said = refused(request_for(small, "second", engine="vllm", **{role: first}), progress)
+    assert said == f"{first}: its control arm ran on engine sim, this run is on vllm; name one that ran on it"
+    assert not request_for(small, "second").out.exists()
+    run_plan(request_for(small, "second", engine="sim", **{role: first}), progress)
+
+
+@pytest.mark.parametrize("place", ["", "new", "arms/new", ".."])
+def test_a_run_is_not_written_into_or_around_the_archive_that_lends(
+    small: Plan, request_for: Requests, progress: QuietProgress, place: str
+) -> None:
+    first = run_plan(request_for(small, "lender/first"), progress).archive
+    before = sorted(first.rglob("*"))
+    request = request_for(small, control=first)._replace(out=first / place)
+    assert "lie in each other" in refused(request, progress)
+    assert sorted(first.rglob("*")) == before
+
+
+def test_an_interruption_while_sealing_says_so_and_leaves_no_seal(
+    small: Plan, request_for: Requests, progress: QuietProgress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("samestate.evidence.archive.ArchiveWriter.seal", interrupted)
+    request = request_for(small)
+    with pytest.raises(KeyboardInterrupt, match="while sealing"):
+        run_plan(request, progress)
+    assert judge(Archive.open(request.out)).verdict is Verdict.UNKNOWN

@@ -44,6 +44,7 @@ def test_shipped_plans_have_titles() -> None:
     assert shipped() == {
         "boundary": "Nine prompt lengths around two checkpoint boundaries, cold against reload",
         "boundary-instrumented": "The boundary matrix with page digests, poisoned loads and delayed saves",
+        "local-hit": "Hits in vLLM's own prefix cache, the engine at its defaults",
     }
 
 
@@ -67,7 +68,11 @@ def test_the_shipped_plan_says_what_it_does_not_show() -> None:
         ("[2C-1,", "[3584,", "lengths[0]: must be text, not 3584; put it in quotes"),
         ("[2C-1,", "[2D,", "lengths[0]: '2D' is no prompt length; write '2C-1', 'C', '3C+1' or a number of tokens"),
         ("[2C-1,", "[2C,", "lengths[1]: '2C' repeats '2C'; remove one"),
-        ("reset, reload]", "relod]", "operations[3]: must be 'cold', 'interposer', 'reset' or 'reload', not 'relod'"),
+        (
+            "reset, reload]",
+            "relod]",
+            "operations[3]: must be 'cold', 'interposer', 'reset', 'reload' or 'repeat', not 'relod'",
+        ),
         (
             "reset, reload]",
             "reload]",
@@ -85,6 +90,21 @@ def test_the_shipped_plan_says_what_it_does_not_show() -> None:
             "arms[1].connector: a candidate without a connector tests nothing; make it 'native'",
         ),
         ("name: candidate", "name: control", "arms: must be one 'control' and one 'candidate', each once"),
+        (
+            "external_cache_bytes: 1073741824",
+            "external_cache_bytes: 0",
+            "engine.external_cache_bytes: is 0, and the candidate's connector needs room; make it larger",
+        ),
+        (
+            "external_cache_bytes: 1073741824",
+            "external_cache_bytes: 1\n  core: own-process",
+            "engine.core: transfers are watched in the engine's own process; make it 'here'",
+        ),
+        (
+            "[cold, interposer, interposer, reset, reload]",
+            "[cold, repeat]",
+            "arms: 'repeat' tests the local cache alone; make it one 'candidate' with connector 'none'",
+        ),
         ("name: boundary", "name: My Plan", "name: must match ^[a-z0-9][a-z0-9.-]*$, 'My Plan' does not"),
         ("temperature: 0", "temperature: 1", "temperature: must be 0, not 1"),
         ("output_tokens: 64", "output_tokens: 0", "output_tokens: must be above 0, not 0"),
@@ -106,7 +126,11 @@ def test_the_shipped_plan_says_what_it_does_not_show() -> None:
             "engine.settings.seed: 6e+16 has no exact JSON form; use a finite, smaller number",
         ),
         ("  - coverage", "  - integrity", "required_checks[1]: 'integrity' is there twice; remove one"),
-        ("[kv_transfer_config]", "[a, a]", "differing_settings[1]: 'a' is there twice; remove one"),
+        (
+            "[kv_transfer_config, cache_config.kv_cache_layout]",
+            "[a, a]",
+            "differing_settings[1]: 'a' is there twice; remove one",
+        ),
         ("format: 1", "format: 1\nformat: 1", "line 3: not valid YAML ('format' is there twice); correct it"),
         ("format: 1", "format: 1\n? [a]\n: b", "line 3: not valid YAML (a key must be text); correct it"),
         ("title: N", "title: x: N", "line 4: not valid YAML (mapping values are not allowed here); correct it"),
@@ -135,7 +159,10 @@ def test_an_empty_list_of_required_checks_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_name_lists_the_shipped_plans_and_the_nearest() -> None:
     with pytest.raises(PlanError) as caught:
         load("boundry")
-    assert str(caught.value) == "no plan 'boundry'; did you mean 'boundary'?; shipped: boundary, boundary-instrumented"
+    assert (
+        str(caught.value)
+        == "no plan 'boundry'; did you mean 'boundary'?; shipped: boundary, boundary-instrumented, local-hit"
+    )
 
 
 @pytest.mark.parametrize("path", ["no/such/plan", "nosuch.yaml", "nosuch.lock"])

@@ -84,7 +84,10 @@ def test_a_length_below_one_token_is_refused() -> None:
         ("cold reset reset reload", "operations: 'reset' comes 2 times"),
         ("cold reset reload reload", "operations: 'reload' comes 2 times"),
         ("cold interposer interposer interposer reset reload", "operations: more than 2 interposers"),
-        ("cold interposer reset", "operations: no 'reload'"),
+        ("cold interposer reset", "operations: no 'reload' and no 'repeat'"),
+        ("cold repeat reset", "operations: 'reset' beside 'repeat'"),
+        ("cold repeat reload", "operations: 'reload' beside 'repeat'"),
+        ("repeat cold", "operations[0]: a case begins with 'cold'"),
         ("cold reload", "operations[1]: 'reload' without 'reset' before it"),
         ("cold interposer reload reset", "operations[2]: 'reload' without 'reset' before it"),
     ],
@@ -96,5 +99,16 @@ def test_operations_that_make_no_sense(operations: str, message: str) -> None:
     assert "; " in str(caught.value) or "put" in str(caught.value)
 
 
-def test_operations_that_make_sense() -> None:
-    check_operations([OperationName(name) for name in ("cold", "interposer", "reset", "interposer", "reload")])
+@pytest.mark.parametrize("operations", ["cold interposer reset interposer reload", "cold repeat interposer repeat"])
+def test_operations_that_make_sense(operations: str) -> None:
+    check_operations([OperationName(name) for name in operations.split()])
+
+
+def test_repeats_of_a_case_are_numbered() -> None:
+    planned = cases(load("local-hit"), 256)
+    assert [(step.op, step.role) for step in planned[0].operations] == [
+        ("N640.cold", "target"),
+        ("N640.repeat-1", "target"),
+        ("N640.repeat-2", "target"),
+    ]
+    assert workload(load("local-hit")) == (1, 24, 24, 0, 24 * 64, 8)

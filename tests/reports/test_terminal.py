@@ -226,3 +226,34 @@ def test_markup_in_messages_is_text() -> None:
     text = rendered(judgement(results=[result]))
     assert "[red]" in text
     assert "[0, 1792) [bold]" in text
+
+
+REPEATED = """\
+    N   repeat   first difference       p   scheduled   suffix   verdict
+────────────────────────────────────────────────────────────────────────
+1,250        1                  0   1,024         128      226   fail
+1,250        2                  –   1,024         226      226   pass
+  N prompt tokens · p tokens hit in the local cache · scheduled in the first batch after the hit
+  suffix N-p · first difference from cold: index of the token, – when all are equal
+"""
+
+
+def test_repeats_have_a_table_of_their_own() -> None:
+    hit = {"boundary": None, "boundary_reported": False, "credited": 1024, "suffix": 226, "rank_bytes": []}
+    wrong = row(1250, **hit, repeat=1, first_difference=0, equal=False, scheduled=128, verdict=Verdict.FAIL)
+    shown = rendered(
+        judgement(comparison_kind="within_one_arm", table=[wrong, row(1250, **hit, repeat=2, scheduled=226)])
+    )
+    assert shown.startswith(REPEATED)
+    assert "compared: repeats against cold, in one live engine" in shown
+
+
+def test_a_terminal_obeys_nothing_that_an_archive_says() -> None:
+    evil = "\x1b[2J\u202e\r[bold]x[/]"
+    finding = Finding(code="x", verdict=Verdict.FAIL, message=evil, evidence=[evil])
+    result = CheckResult(
+        check="coverage", verdict=Verdict.FAIL, summary=evil, unit=evil, examined=1, findings=[finding]
+    )
+    text = rendered(judgement(fault=evil, results=[result], scope=evil, not_shown=[evil], limitations=[evil]))
+    assert not {"\x1b", "\u202e", "\r"} & set(text)
+    assert text.count(r"\x1b[2J\u202e\r[bold]x[/]") >= 4

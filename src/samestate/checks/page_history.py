@@ -170,6 +170,8 @@ class PageHistory:
         """By engine group and block, in order."""
         self.assigned: dict[int, list[Assigned]] = {}
         """By block, in order: all groups share one pool."""
+        self.owners: set[str] = set()
+        """Requests whose blocks are recorded by the steps that gave them out."""
         self.waits: dict[tuple[int, int], list[Wait]] = {}
         """By rank and job, in order."""
 
@@ -199,6 +201,7 @@ class PageHistory:
                     self._allocated.setdefault(rec.request, []).append((seen.t_ns, seen.n))
                 self._assign(seen, rec.request, rec.block_ids)
             case r.BlocksAssigned() as rec:
+                self.owners.add(rec.request)
                 self._assign(seen, rec.request, rec.blocks)
             case r.StateComputed() as rec:
                 for group, block in rec.blocks:

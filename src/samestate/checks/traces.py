@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from samestate.checks.base import Finding, Place
 from samestate.checks.history import ArmHistory, History
+from samestate.checks.page_history import PAGE_LEVELS
 from samestate.checks.verdicts import fail, unknown
 from samestate.evidence.records import BatchSource
 
@@ -62,6 +63,9 @@ def _connector(arm: ArmHistory, op: str, request: str, place: Place) -> Iterator
     if not arm.finished.get(request):
         message = f"arm {arm.name}: {op}: no request_finished record"
         yield unknown("missing_finish", message, place)
+    if arm.engine.rec.audit_level in PAGE_LEVELS and request not in arm.pages.owners:
+        message = f"arm {arm.name}: {op}: no blocks_assigned record"
+        yield unknown("missing_assignment", message, place)
 
 
 def _times(arm: ArmHistory, op: str, request: str, place: Place) -> Iterator[Finding]:

@@ -1,32 +1,42 @@
-"""The program ``samestate``: loads the commands inside a guard, so that whatever comes is a line and an exit code."""
+"""The program ``samestate``: loads everything inside a guard, so that whatever comes is a line and an exit code.
 
-from __future__ import annotations
+Nothing that takes time is imported at the top: Ctrl-C then would be a traceback.
+"""
 
 import os
-import signal
 import sys
-from contextlib import suppress
-from typing import NoReturn
 
 FAILED = 2
 """Usage, plan, environment or interruption; 1 would read as a failed run."""
 
 
-def main(arguments: list[str] | None = None) -> NoReturn:
+def main(arguments: list[str] | None = None) -> None:
     """Run the command line (default: the process's own) and exit.
 
     SIGTERM and SIGHUP are Ctrl-C: engines are closed and the archive says so.
     """
     given = sys.argv[1:] if arguments is None else arguments
     try:
+        import signal
+
         for number in (signal.SIGTERM, signal.SIGHUP):
             # Whoever started us may have it ignored (nohup).
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, signal.default_int_handler)
         code = _run(given)
+        _ignore_signals()
     except KeyboardInterrupt:
+        _ignore_signals()
         code = _say("interrupted", given)
     sys.exit(_delivered(code, given))
+
+
+def _ignore_signals() -> None:
+    """All is said: another Ctrl-C would only change the exit code."""
+    import signal
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _run(arguments: list[str]) -> int:
@@ -59,10 +69,16 @@ def _delivered(code: int, arguments: list[str]) -> int:
 
 
 def _say(line: str, arguments: list[str]) -> int:
-    from samestate.cli.failures import Failure
+    """As `samestate.cli.failures.Failure` does, which may be what cannot be imported."""
+    import json
+    from contextlib import suppress
 
-    failure = Failure(line)
-    failure.as_json = "--json" in arguments
+    from samestate.evidence.text import printable
+
+    text = printable(" ".join(line.split()))
     with suppress(OSError):
-        failure.show()
+        print(f"samestate: {text}", file=sys.stderr, flush=True)
+    if "--json" in arguments:
+        with suppress(OSError):
+            print(json.dumps({"error": text}), flush=True)
     return FAILED

@@ -169,4 +169,6 @@ def _print_ending(result: RunResult) -> None:
 
 
 def _left(archive: Path) -> str:
+    if (archive / "seal.json").exists():
+        return f"; {archive} is sealed all the same: judge it with `samestate check`"
     return f"; the unfinished archive is {archive}" if (archive / "plan.json").exists() else ""

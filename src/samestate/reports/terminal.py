@@ -6,6 +6,7 @@ Everything is readable without colour, in `WIDTH` columns.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -17,6 +18,7 @@ from samestate.checks.analyzers import Judgement
 from samestate.checks.base import CheckResult, Finding, Verdict
 from samestate.checks.prefix_identity import CHECK as BY_CONTENT
 from samestate.checks.table import CaseRow
+from samestate.evidence.text import printable
 
 WIDTH = 100
 FINDINGS_SHOWN = 3
@@ -35,7 +37,8 @@ _COMPARISONS = {
 
 
 def print_judgement(judgement: Judgement, console: Console) -> None:
-    """Print `judgement` on `console`."""
+    """Print `judgement` on `console`. Whatever an archive made it say, a terminal shows it and obeys nothing."""
+    judgement = Judgement.model_validate(_printable(judgement.model_dump()))
     if judgement.fault is not None:
         console.print(Text(f"fault injected: {judgement.fault}. Not a normal run.", style="bold"))
         console.print()
@@ -64,6 +67,20 @@ def print_judgement(judgement: Judgement, console: Console) -> None:
     _indented(console, _hashes(judgement))
     _print_list(console, "not shown", judgement.not_shown)
     _print_list(console, "limitations", judgement.limitations)
+
+
+def _printable(value: Any) -> Any:
+    match value:
+        case Verdict():
+            return value
+        case str():
+            return printable(value)
+        case list():
+            return [_printable(item) for item in value]
+        case dict():
+            return {name: _printable(item) for name, item in value.items()}
+        case _:
+            return value
 
 
 def _reads_content(judgement: Judgement) -> bool:

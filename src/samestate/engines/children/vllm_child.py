@@ -30,6 +30,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 import torch
 import vllm
+from pydantic import ValidationError
 from vllm import SamplingParams, envs
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -86,6 +87,10 @@ class BadArguments(Exception):
 
 
 class _Parser(FlexibleArgumentParser):
+    def __init__(self) -> None:
+        # A plan knows settings by their whole names; an abbreviated flag would go unnoticed.
+        super().__init__(allow_abbrev=False)
+
     def error(self, message: str) -> None:
         raise BadArguments(f"--serve-args: {message}")
 
@@ -376,11 +381,20 @@ def serve(read_fd: int, write_fd: int) -> None:
                     reply = Failed(message=problem)
             except Exception as error:
                 _print_traceback()
-                text = str(error).strip().splitlines() or [""]
-                reply = Failed(message=f"{type(error).__name__}: {text[0]}")
+                reply = Failed(message=f"{type(error).__name__}: {_telling_line(error)}")
             replies.write(msgspec.json.encode(reply) + b"\n")
             if isinstance(command, Close):
                 return
+
+
+def _telling_line(error: Exception) -> str:
+    """The first line; pydantic's own only counts the mistakes, and the first of them is what tells."""
+    text = str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        text = f"{place}: {first['msg']}" if place else first["msg"]
+    return next(iter(text.strip().splitlines()), "")
 
 
 def _print_traceback() -> None:
