@@ -253,3 +253,12 @@ def test_no_archive_passes_without_any_one_of_its_lines(tmp_path: Path, process:
         if not isinstance(gone, b.Mark) and run.judge(tmp_path / str(index)).verdict is Verdict.PASS:
             passed.append(type(gone))
     assert passed == []
+
+
+def test_a_simulated_engine_is_said_to_be_one(tmp_path: Path) -> None:
+    said = "No model ran: the engine was the simulated one, and the checkpoint only lent its name."
+    for engine in ("vllm", "sim"):
+        run = b.build()
+        for arm in ("control", "candidate"):
+            b.edit(run.scheduler(arm), r.EngineStarted, {"engine": engine})
+        assert (said in run.judge(tmp_path / engine).limitations) == (engine == "sim")

@@ -215,7 +215,11 @@ def _performance_eligible(history: History) -> bool:
 
 def _limitations(history: History, analyzer: Analyzer) -> list[str]:
     """What the records themselves say that this run cannot show."""
-    found = ["Checks recompute results from recorded evidence; they are no second implementation of the engine."]
+    simulated = any(seen.rec.engine == "sim" for arm in history.arms.values() for seen in arm.engines)
+    found = (
+        ["No model ran: the engine was the simulated one, and the checkpoint only lent its name."] if simulated else []
+    )
+    found += ["Checks recompute results from recorded evidence; they are no second implementation of the engine."]
     if prefix_identity.CHECK in analyzer.checks and any(arm.pages.transfers for arm in history.arms.values()):
         found.append("Digests show which bytes a page held, not that the model reads the page at that address.")
         found.append("Page rows are repeated internal checks of recorded bytes; no device memory was read again.")
