@@ -260,5 +260,5 @@ def test_a_simulated_engine_is_said_to_be_one(tmp_path: Path) -> None:
     for engine in ("vllm", "sim"):
         run = b.build()
         for arm in ("control", "candidate"):
-            b.edit(run.scheduler(arm), r.EngineStarted, {"engine": engine})
+            b.edit(run.client(arm), r.EngineStarted, {"engine": engine})
         assert (said in run.judge(tmp_path / engine).limitations) == (engine == "sim")
