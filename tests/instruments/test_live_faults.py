@@ -123,7 +123,8 @@ class Driver:
         kind = OperationName.COLD if name.endswith("cold") else OperationName.RELOAD
         self.client.append(OperationStarted(op=op, case=case, name=kind, prompt_tokens=tokens, prompt_sha256=digest))
         answer = self.engine.generate(op, ids, OUTPUT_TOKENS, 42, True)
-        self.client.append(OperationOutput(op=op, **answer._asdict()))
+        told = {name: value for name, value in answer._asdict().items() if name != "first_token_s"}
+        self.client.append(OperationOutput(op=op, **told))
         self.client.append(OperationEnded(op=op, ok=True, error=None))
         assert self.engine.reset_local_cache().local_reset
 
@@ -143,7 +144,9 @@ class Driver:
 @pytest.fixture(scope="module")
 def session(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
     root = tmp_path_factory.mktemp("live-faults") / "archive"
-    writer = ArchiveWriter.create(root, plan_json(load("boundary-instrumented")))
+    plan = load("boundary-instrumented")
+    delayed = plan.instruments.model_copy(update={"save_delay_ms": DELAY_MS})
+    writer = ArchiveWriter.create(root, plan_json(plan.model_copy(update={"instruments": delayed})))
     folder = writer.arm_dir("candidate")
     client = StreamWriter(folder / "client.jsonl", "candidate", "client")
     engine = VllmEngine(

@@ -29,8 +29,10 @@ from samestate.engines.children.protocol import (
     Failed,
     Generate,
     Generated,
+    LevelSet,
     Reply,
     Reset,
+    SetLevel,
     Start,
     Started,
     WasReset,
@@ -148,6 +150,10 @@ class VllmEngine(Engine):
     @override
     def arm_fault(self, name: str | None) -> None:
         self._ask(Arm(fault=name), Armed)
+
+    def set_audit_level(self, level: str) -> None:
+        """Switch the audit to a level at or below the one it started with. Raises `EngineError`."""
+        self._ask(SetLevel(level=level), LevelSet)
 
     @override
     def close(self) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 import vllm
@@ -66,6 +67,19 @@ class AuditConfigError(ValueError):
     """The ``samestate`` part of ``kv_connector_extra_config`` is wrong; one line."""
 
 
+_live: WeakSet[AuditConnector] = WeakSet()
+
+
+def set_level(level: str) -> None:
+    """Switch every audit of this process to a level at or below the one that it started with.
+
+    For measurements, which compare levels within one engine. Only safe while the engine is idle.
+    Raises `AuditConfigError`.
+    """
+    for connector in _live:
+        connector.attend(level)
+
+
 class AuditConnector(MultiConnector):
     """One watched connector.
 
@@ -85,6 +99,8 @@ class AuditConnector(MultiConnector):
         level = options.get("level", "metadata")
         if level not in LEVELS:
             raise AuditConfigError(f"samestate.level: {level!r} is unknown; use one of {', '.join(LEVELS)}")
+        self._level = level
+        _live.add(self)
         self._watching = level != "off"
         self._digesting = level in ("digest", "poison")
         self._poisoning = level == "poison"
@@ -125,6 +141,16 @@ class AuditConnector(MultiConnector):
             self._record(lambda: FaultArmed(fault=fault, parameters={}))
         if not worker:
             live_faults.offer(self._connectors[0], role, kv_cache_config)
+
+    def attend(self, level: str) -> None:
+        """See `set_level`."""
+        if level not in LEVELS or LEVELS.index(level) > LEVELS.index(self._level):
+            raise AuditConfigError(f"level {level!r}: this audit started at {self._level}, which is the most it can do")
+        self._watching = level != "off"
+        self._digesting = level in ("digest", "poison")
+        self._poisoning = level == "poison"
+        if self._adapter:
+            self._adapter.attend(self._watching, self._digesting)
 
     def _observe(self, observation: Callable[[], None]) -> None:
         """Run an observation; a failing one is counted as a lost record and logged once."""

@@ -60,6 +60,10 @@ class TransferAdapter(ABC):
         """Digest the pages of every job from now on. Called once the caches are registered."""
 
     @abstractmethod
+    def attend(self, watching: bool, digesting: bool) -> None:
+        """Watch, or digest pages too, from now on. Only safe while no transfer is open."""
+
+    @abstractmethod
     def forward_ran(self) -> None:
         """The model ran, or runs, this step's forward pass."""
 
@@ -96,6 +100,8 @@ class OffloadingAdapter(TransferAdapter):
         self._groups: list[TransferGroup] = []
         self._requests: dict[int, str] = {}
         self._pages: PageAudit | None = None
+        self._all_pages: PageAudit | None = None
+        self.watching = True
         self._tier: HostWorker | None = None
         self._digested: set[int] = set()
         self.save_delay_ms = save_delay_ms
@@ -116,7 +122,12 @@ class OffloadingAdapter(TransferAdapter):
     @override
     def watch_pages(self, layout: Layout, poison: bool) -> None:
         layers = transfer_layers(self._config, list(get_offloading_group_ids(self._config)))
-        self._pages = PageAudit(self._rank, layout, layers, self._tier, poison, self._stream)
+        self._pages = self._all_pages = PageAudit(self._rank, layout, layers, self._tier, poison, self._stream)
+
+    @override
+    def attend(self, watching: bool, digesting: bool) -> None:
+        self.watching = watching
+        self._pages = self._all_pages if digesting else None
 
     @override
     def groups(self) -> list[TransferGroup]:
@@ -221,7 +232,7 @@ class WatchedWorker(OffloadingWorker):
     def __init__(self, worker: OffloadingWorker, adapter: OffloadingAdapter, guard: Guard) -> None:
         self.worker = worker
         self._adapter = adapter
-        self._guard = guard
+        self._guarded = guard
         self._held: list[TransferResult] = []
         """Finished, but not reported yet."""
         self.due: dict[int, float] = {}
@@ -229,6 +240,10 @@ class WatchedWorker(OffloadingWorker):
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.worker, name)
+
+    def _guard(self, observation: Callable[[], None]) -> None:
+        if self._adapter.watching:
+            self._guarded(observation)
 
     @override
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:

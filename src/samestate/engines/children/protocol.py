@@ -59,6 +59,12 @@ class Arm(Command, frozen=True, kw_only=True, tag="arm"):
     fault: str | None
 
 
+class SetLevel(Command, frozen=True, kw_only=True, tag="set_level"):
+    """Switch the audit's level in the idle engine; answered by `LevelSet`."""
+
+    level: str
+
+
 class Close(Command, frozen=True, kw_only=True, tag="close"):
     """Shut down in order; answered by `Closed`, then the child exits."""
 
@@ -98,6 +104,10 @@ class Armed(Reply, frozen=True, kw_only=True, tag="armed"):
     pass
 
 
+class LevelSet(Reply, frozen=True, kw_only=True, tag="level_set"):
+    pass
+
+
 class Closed(Reply, frozen=True, kw_only=True, tag="closed"):
     pass
 
@@ -108,5 +118,5 @@ class Failed(Reply, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-AnyCommand = Start | Encode | Generate | Reset | Count | Arm | Close
-AnyReply = Started | Encoded | Generated | WasReset | Counted | Armed | Closed | Failed
+AnyCommand = Start | Encode | Generate | Reset | Count | Arm | SetLevel | Close
+AnyReply = Started | Encoded | Generated | WasReset | Counted | Armed | LevelSet | Closed | Failed

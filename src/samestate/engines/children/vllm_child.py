@@ -54,13 +54,16 @@ from samestate.engines.children.protocol import (
     Failed,
     Generate,
     Generated,
+    LevelSet,
     Reset,
+    SetLevel,
     Start,
     Started,
     WasReset,
 )
 from samestate.evidence.records import COUNTERS, EngineStarted, EngineStopped, FaultArmed, Scalar
 from samestate.instruments import live_faults, recorder
+from samestate.instruments.connector import set_level
 from samestate.instruments.layout import checkpoint_interval, configured_interval
 from samestate.instruments.recorded_scheduler import record_in_core
 from samestate.instruments.schedule import record_schedule
@@ -183,6 +186,10 @@ class Child:
         live_faults.arm(command.fault)
         self.stream.append(FaultArmed(fault=command.fault or "none", parameters={}))
         return Armed()
+
+    def set_level(self, command: SetLevel) -> LevelSet:
+        set_level(command.level)
+        return LevelSet()
 
     def close(self, _: Close) -> Closed:
         if self.engine is not None:
@@ -368,6 +375,7 @@ def serve(read_fd: int, write_fd: int) -> None:
         Reset: child.reset,
         Count: child.count,
         Arm: child.arm,
+        SetLevel: child.set_level,
         Close: child.close,
     }
     decoder = msgspec.json.Decoder(AnyCommand)
