@@ -16,7 +16,7 @@ the child has answered, and its exceptions never reach serving.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -43,7 +43,7 @@ from samestate.evidence.records import (
     RequestFinished,
 )
 from samestate.instruments import live_faults, recorder
-from samestate.instruments.layout import engine_groups
+from samestate.instruments.layout import engine_groups, recurrent_blocks
 from samestate.instruments.pages import Layout
 from samestate.instruments.schedule import assigned_blocks, batch, computed_states
 from samestate.instruments.transfers import adapter_for
@@ -100,10 +100,9 @@ class AuditConnector(MultiConnector):
         if level not in LEVELS:
             raise AuditConfigError(f"samestate.level: {level!r} is unknown; use one of {', '.join(LEVELS)}")
         self._level = level
+        self._switch(level)
         _live.add(self)
-        self._watching = level != "off"
-        self._digesting = level in ("digest", "poison")
-        self._poisoning = level == "poison"
+        self._recurrent = recurrent_blocks(kv_cache_config)
         self._forward_seen = False
         self._warned = False
         self._step = 0
@@ -114,7 +113,8 @@ class AuditConnector(MultiConnector):
             raise AuditConfigError("samestate.stream_dir: missing; name a folder that the engine may write to")
         worker = role is KVConnectorRole.WORKER
         if not vllm.__version__.startswith(SUPPORTED):
-            self._digesting = self._poisoning = False
+            self._level = "metadata"
+            self._switch(self._level)
             if not worker:
                 logger.warning("samestate was not run with vLLM %s: level metadata only, unchecked", vllm.__version__)
         self._rank = vllm_config.parallel_config.rank
@@ -122,7 +122,8 @@ class AuditConnector(MultiConnector):
         try:
             self._stream = recorder.stream(Path(options["stream_dir"]), options.get("arm", "live"), process)
         except OSError:
-            self._watching = self._digesting = self._poisoning = False
+            self._level = "off"
+            self._switch(self._level)
             logger.exception(
                 "samestate: no stream can be written to %s; serving goes on unwatched", options["stream_dir"]
             )
@@ -146,11 +147,14 @@ class AuditConnector(MultiConnector):
         """See `set_level`."""
         if level not in LEVELS or LEVELS.index(level) > LEVELS.index(self._level):
             raise AuditConfigError(f"level {level!r}: this audit started at {self._level}, which is the most it can do")
+        self._switch(level)
+        if self._adapter:
+            self._adapter.attend(self._watching, self._digesting)
+
+    def _switch(self, level: str) -> None:
         self._watching = level != "off"
         self._digesting = level in ("digest", "poison")
         self._poisoning = level == "poison"
-        if self._adapter:
-            self._adapter.attend(self._watching, self._digesting)
 
     def _observe(self, observation: Callable[[], None]) -> None:
         """Run an observation; a failing one is counted as a lost record and logged once."""
@@ -281,14 +285,18 @@ class AuditConnector(MultiConnector):
         metadata = super().build_connector_meta(scheduler_output)
         step = self._step
         self._step += 1
-        if self._digesting:
-            self._observe(lambda: self._append(assigned_blocks(scheduler_output, step)))
-        self._record(lambda: batch(scheduler_output, step, BatchSource.CONNECTOR))
-        if self._digesting:
-            self._observe(lambda: self._append(computed_states(scheduler_output, step, self._kv_cache_config)))
         if self._watching:
+            self._observe(lambda: self._append(self._step_records(scheduler_output, step)))
             self._stream.flush()
         return metadata
+
+    def _step_records(self, output: SchedulerOutput, step: int) -> Iterator[AnyRecord]:
+        if self._digesting:
+            yield from assigned_blocks(output, step)
+        if record := batch(output, step, BatchSource.CONNECTOR):
+            yield record
+            if self._digesting:
+                yield from computed_states(output, record, self._recurrent)
 
     def _append(self, records: Iterable[AnyRecord]) -> None:
         for record in records:

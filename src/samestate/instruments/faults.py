@@ -19,10 +19,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.kv_cache_interface import MambaSpec
 
 from samestate.evidence.records import BatchSource
-from samestate.instruments.schedule import batch
+from samestate.instruments.layout import recurrent_blocks
+from samestate.instruments.schedule import batch, states_at
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
@@ -132,11 +132,7 @@ def _look_up_every_token(scheduler: OffloadingConnectorScheduler, undo: Undo) ->
 def _save_state_of_whole_prompts(on: Audited, undo: Undo) -> None:
     """Hand the state at N to the connector, in the way vLLM hands over other boundary states."""
     on_new_request, build_connector_meta = on.inner.on_new_request, on.inner.build_connector_meta
-    recurrent = {
-        index: group.kv_cache_spec.block_size
-        for index, group in enumerate(on.config.kv_cache_groups)
-        if isinstance(group.kv_cache_spec, MambaSpec)
-    }
+    recurrent = recurrent_blocks(on.config)
     prompt_tokens: dict[str, int] = {}
 
     def remember(request: Request) -> None:
@@ -152,9 +148,7 @@ def _save_state_of_whole_prompts(on: Audited, undo: Undo) -> None:
             if end != prompt_tokens.get(row.request) or block_ids is None:
                 continue
             offers = state.boundary_state_offloads.setdefault(row.request, [])
-            offers += [
-                (group, block_ids[group][end // size - 1], end) for group, size in recurrent.items() if end % size == 0
-            ]
+            offers += [(group, block, end) for group, block in states_at(end, block_ids, recurrent)]
         return build_connector_meta(output)
 
     undo.patch(on.inner, "on_new_request", remember)

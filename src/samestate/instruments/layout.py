@@ -58,10 +58,19 @@ def transfer_layers(config: KVCacheConfig, transfer_groups: list[int]) -> list[l
     return [list(config.kv_cache_groups[group].layer_names) for group in transfer_groups]
 
 
+def recurrent_blocks(config: KVCacheConfig) -> dict[int, int]:
+    """Tokens per block of every recurrent group, by vLLM's group id."""
+    return {
+        index: int(group.kv_cache_spec.block_size)
+        for index, group in enumerate(config.kv_cache_groups)
+        if entry_kind(group.kv_cache_spec) is EntryKind.RECURRENT
+    }
+
+
 def checkpoint_interval(config: KVCacheConfig) -> int:
     """C: the largest block of a recurrent group, or of any group when none is recurrent."""
-    recurrent = [g.kv_cache_spec.block_size for g in config.kv_cache_groups if isinstance(g.kv_cache_spec, MambaSpec)]
-    return int(max(recurrent or [g.kv_cache_spec.block_size for g in config.kv_cache_groups]))
+    sizes = recurrent_blocks(config).values() or [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
+    return int(max(sizes))
 
 
 def configured_interval(config: CacheConfig) -> int:

@@ -6,7 +6,7 @@ connector that is shown something else than what runs is found by comparing the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from samestate.evidence.records import (
@@ -14,17 +14,15 @@ from samestate.evidence.records import (
     BatchScheduled,
     BatchSource,
     BlocksAssigned,
-    EntryKind,
     SchedulerConfigured,
     StateComputed,
 )
 from samestate.evidence.stream import StreamWriter
-from samestate.instruments.layout import engine_groups, entry_kind
+from samestate.instruments.layout import engine_groups
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
 def batch(output: SchedulerOutput, step: int, source: BatchSource) -> BatchScheduled | None:
@@ -53,27 +51,27 @@ def assigned_blocks(output: SchedulerOutput, step: int) -> Iterator[BlocksAssign
             yield BlocksAssigned(step=step, request=request, blocks=[list(group) for group in blocks])
 
 
-def computed_states(output: SchedulerOutput, step: int, config: KVCacheConfig) -> Iterator[StateComputed]:
-    """States that this step leaves on a block boundary, from its own step ends and vLLM's block tables.
+def states_at(end: int, tables: Sequence[Sequence[int]], recurrent: Mapping[int, int]) -> list[tuple[int, int]]:
+    """(group, block) of every recurrent state that a step ending at `end` leaves on a block boundary.
 
     In align mode slot k of a recurrent group holds state only when a step ends at (k+1) blocks.
+    `recurrent` is `recurrent_blocks` of the engine's cache groups.
     """
-    sizes = {
-        index: group.kv_cache_spec.block_size
-        for index, group in enumerate(config.kv_cache_groups)
-        if entry_kind(group.kv_cache_spec) is EntryKind.RECURRENT
-    }
-    record, state = batch(output, step, BatchSource.CONNECTOR), output.kv_connector_block_state
-    if record is None or state is None:
-        return
-    for row in record.rows:
+    return [(group, int(tables[group][end // size - 1])) for group, size in recurrent.items() if end % size == 0]
+
+
+def computed_states(
+    output: SchedulerOutput, record: BatchScheduled, recurrent: Mapping[int, int]
+) -> Iterator[StateComputed]:
+    """States that the recorded step leaves on a block boundary, from its own step ends and vLLM's block tables."""
+    state = output.kv_connector_block_state
+    for row in record.rows if state else ():
         end = row.start + row.scheduled
         tables = state.get_block_ids(row.request)
         if row.drafted or tables is None:
             continue
-        blocks = [[group, int(tables[group][end // size - 1])] for group, size in sizes.items() if end % size == 0]
-        if blocks:
-            yield StateComputed(step=step, request=row.request, boundary=end, blocks=blocks)
+        if blocks := [list(place) for place in states_at(end, tables, recurrent)]:
+            yield StateComputed(step=record.step, request=row.request, boundary=end, blocks=blocks)
 
 
 def record_schedule(scheduler: Scheduler, stream: StreamWriter) -> None:
