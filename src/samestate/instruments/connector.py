@@ -43,10 +43,10 @@ from samestate.evidence.records import (
     RequestFinished,
 )
 from samestate.instruments import live_faults, recorder
+from samestate.instruments.adapters import adapter_for
 from samestate.instruments.layout import engine_groups, recurrent_blocks
 from samestate.instruments.pages import Layout
 from samestate.instruments.schedule import assigned_blocks, batch, computed_states
-from samestate.instruments.transfers import adapter_for
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -23,8 +23,8 @@ from vllm.v1.kv_offload.base import BlockIDsLoadStoreSpec, GPULoadStoreSpec, Tra
 
 from samestate.cache.host_worker import HostWorker, PageCopies, when_copied
 from samestate.instruments.faults import Audited, FaultError, LiveFault, Undo
+from samestate.instruments.offloading_transfers import WatchedWorker
 from samestate.instruments.pages import NULL_BLOCK
-from samestate.instruments.transfers import WatchedWorker
 
 
 def recurrent_groups(on: Audited) -> list[int]:
