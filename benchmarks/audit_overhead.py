@@ -86,7 +86,7 @@ def one_round(engine: VllmEngine, order: list[str], draw: random.Random, tokens:
         prompt = [draw.randrange(32, 127) for _ in range(tokens)]
         engine.set_audit_level(slot.removesuffix(" again"))
         for operation in ("cold", "reload"):
-            answer = engine.generate(f"{name}.{slot}.{operation}", prompt, 1, 42, True)
+            answer = engine.generate_one(f"{name}.{slot}.{operation}", prompt, 1, 42, True)
             hit = answer.cached_tokens or 0
             if (operation == "reload") != (hit > 0):
                 raise SystemExit(f"{name}.{slot}.{operation}: {hit} tokens cached; this is not a {operation}")

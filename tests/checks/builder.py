@@ -192,7 +192,7 @@ def build(
     """A complete run that passes, or with fault ``full-lookup`` fails where N is a multiple of C."""
     plan = plan or small_plan()
     plan = freeze(plan, source_sha256(plan.analyzer.id))
-    planned = cases(plan, c)
+    planned = cases(plan, c, "candidate")
     tokens = {
         (case.id, op.role): _tokens(f"{case.id} {op.role}", case.tokens, 1000)
         for case in planned
@@ -312,7 +312,9 @@ class _Arm:
 
     def _reset(self, case: Case, op: PlannedOperation) -> None:
         self.client += [
-            r.OperationStarted(op=op.op, case=case.id, name=op.name, prompt_tokens=0, prompt_sha256=None),
+            r.OperationStarted(
+                op=op.op, case=case.id, name=op.name, prompt_tokens=0, prompt_sha256=None, salt="", together=None
+            ),
             r.CacheReset(op=op.op, local_reset=True, external_kept=True, running_kept=True, attempts=1),
             r.OperationEnded(op=op.op, ok=True, error=None),
         ]
@@ -322,7 +324,9 @@ class _Arm:
         wrong = self.fault == "full-lookup" and op.name is r.OperationName.RELOAD and n % self.c == 0
         b = p = 0
         self.client.append(
-            r.OperationStarted(op=op.op, case=case.id, name=op.name, prompt_tokens=n, prompt_sha256=digest)
+            r.OperationStarted(
+                op=op.op, case=case.id, name=op.name, prompt_tokens=n, prompt_sha256=digest, salt="", together=None
+            )
         )
         self._mark()
         if self.external:
@@ -544,6 +548,7 @@ def _registered(rank: int, ranks: int, c: int, paged: bool) -> r.RankRegistered:
             r.TransferGroup(group=1, engine_group=1, entries=1, bytes_per_block=STATE_BYTES, tokens_per_block=c),
         ],
         entries=entries if paged else [],
+        digest="blake2b-128" if paged else "",
     )
 
 

@@ -48,7 +48,9 @@ def wait(run: b.Run, waited_ns: int = DELAY_NS, batches: int = 1) -> None:
         for index, rec in enumerate(run.scheduler())
         if isinstance(rec, r.BatchScheduled) and rec.source is r.BatchSource.SCHEDULER and rec.rows[0].request == NEXT
     ]
-    b.during(run, rows[batches - 1] + 1, [r.SaveWaited(rank=0, jobs=[save(run).job], waited_ns=waited_ns)])
+    b.during(
+        run, rows[batches - 1] + 1, [r.SaveWaited(rank=0, jobs=[save(run).job], waited_ns=waited_ns, timed_out=False)]
+    )
 
 
 def early_reuse(run: b.Run) -> None:

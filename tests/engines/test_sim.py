@@ -84,7 +84,7 @@ def prompt(n: int, seed: int = 0) -> list[int]:
 
 
 def generate(engine: SimEngine, tokens: list[int], name: str = "r", output: int = 8) -> Generation:
-    return engine.generate(name, tokens, output, 42, True)
+    return engine.generate_one(name, tokens, output, 42, True)
 
 
 def cold_and_reload(engine: SimEngine, n: int) -> tuple[Generation, Generation]:
@@ -243,8 +243,8 @@ def test_output_has_no_special_ids_and_eos_stops_only_when_it_is_forced(tmp_path
         assert min(generate(engine, prompt(C), output=64).token_ids) > EOS
     engine = ForcesEos(spec_of(tmp_path / "forced", connector="none"))
     engine.start()
-    stopped = engine.generate("a", prompt(C), 8, 42, False)
-    ignored = engine.generate("b", prompt(C), 8, 42, True)
+    stopped = engine.generate_one("a", prompt(C), 8, 42, False)
+    ignored = engine.generate_one("b", prompt(C), 8, 42, True)
     engine.close()
     assert (stopped.finish_reason, len(stopped.token_ids), stopped.token_ids[-1]) == ("stop", 3, EOS)
     assert (ignored.finish_reason, len(ignored.token_ids)) == ("length", 8)

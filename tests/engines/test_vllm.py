@@ -51,10 +51,10 @@ def test_a_killed_engine_is_one_clear_line_and_leaves_nothing(tiny_model: Path, 
         assert started.checkpoint_interval == 256
         session = os.getsid(engine.pid)
         prompt = engine.encode("a b c " * 40)
-        assert len(engine.generate("one", prompt, 4, 42, True).token_ids) == 4
+        assert len(engine.generate_one("one", prompt, 4, 42, True).token_ids) == 4
         os.kill(engine.pid, signal.SIGKILL)
         with pytest.raises(EngineError, match=r"^arm candidate: the engine's process died \(exit code -9\)$"):
-            engine.generate("two", prompt, 4, 42, True)
+            engine.generate_one("two", prompt, 4, 42, True)
     finally:
         engine.close()
     assert alive(session) == []

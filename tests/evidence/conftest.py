@@ -49,7 +49,13 @@ def write_archive(root: Path, plan: bytes = PLAN) -> ArchiveWriter:
     client = StreamWriter(folder / "client.jsonl", "control", "client")
     client.append(
         OperationStarted(
-            op="N3.cold", case="N3", name=OperationName.COLD, prompt_tokens=3, prompt_sha256=token_digest(TOKENS)
+            op="N3.cold",
+            case="N3",
+            name=OperationName.COLD,
+            prompt_tokens=3,
+            prompt_sha256=token_digest(TOKENS),
+            salt="",
+            together=None,
         )
     )
     client.append(OperationEnded(op="N3.cold", ok=True, error=None))

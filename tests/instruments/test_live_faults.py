@@ -121,8 +121,12 @@ class Driver:
         digest = token_digest(ids)
         self.inputs[digest] = ids
         kind = OperationName.COLD if name.endswith("cold") else OperationName.RELOAD
-        self.client.append(OperationStarted(op=op, case=case, name=kind, prompt_tokens=tokens, prompt_sha256=digest))
-        answer = self.engine.generate(op, ids, OUTPUT_TOKENS, 42, True)
+        self.client.append(
+            OperationStarted(
+                op=op, case=case, name=kind, prompt_tokens=tokens, prompt_sha256=digest, salt="", together=None
+            )
+        )
+        answer = self.engine.generate_one(op, ids, OUTPUT_TOKENS, 42, True)
         told = {name: value for name, value in answer._asdict().items() if name != "first_token_s"}
         self.client.append(OperationOutput(op=op, **told))
         self.client.append(OperationEnded(op=op, ok=True, error=None))

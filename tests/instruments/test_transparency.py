@@ -71,7 +71,7 @@ def test_audited_and_bare_engine_do_the_same(clean_archive: Path, tiny_model: Pa
     try:
         started = engine.start()
         assert (started.connector, started.audit_level) == ("OffloadingConnector", "off")
-        for case in cases(plan, started.checkpoint_interval):
+        for case in cases(plan, started.checkpoint_interval, "candidate"):
             if case.id not in CASES:
                 continue
             for step in case.operations:
@@ -80,7 +80,7 @@ def test_audited_and_bare_engine_do_the_same(clean_archive: Path, tiny_model: Pa
                     continue
                 assert step.role is not None
                 prompt = archive.inputs[digests[case.id, step.role]]
-                answers[step.op] = engine.generate(step.op, prompt, plan.output_tokens, plan.seed, plan.ignore_eos)
+                answers[step.op] = engine.generate_one(step.op, prompt, plan.output_tokens, plan.seed, plan.ignore_eos)
     finally:
         engine.close()
     ran = schedules(tmp_path / "scheduler.jsonl")

@@ -74,7 +74,7 @@ def breaks_at(count: int, error: BaseException, arm: str = "candidate") -> type[
     class Breaks(SimEngine):
         generations = 0
 
-        def generate(self, *args: Any) -> Generation:
+        def generate(self, *args: Any) -> list[Generation]:
             if self._spec.arm == arm and self.generations == count:
                 raise error
             self.generations += 1

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 def continuation(engine: VllmEngine, prompt: list[int]) -> list[int]:
-    answer = engine.generate("probe", prompt, 64, 42, True)
+    answer = engine.generate_one("probe", prompt, 64, 42, True)
     assert engine.reset_local_cache().local_reset
     return answer.token_ids
 

@@ -45,7 +45,7 @@ def test_no_boundary_for_nothing(n: int, c: int) -> None:
 
 
 def test_the_matrix_of_the_study() -> None:
-    planned = cases(load("boundary"), 1792)
+    planned = cases(load("boundary"), 1792, "candidate")
     assert [case.tokens for case in planned] == STUDY_LENGTHS
     assert [(step.op, step.name, step.role) for step in planned[1].operations] == [
         ("N3584.cold", "cold", "target"),
@@ -65,14 +65,14 @@ def test_the_workload_of_the_study() -> None:
 def test_lengths_that_meet_at_this_c_are_refused(lengths: list[str], c: int) -> None:
     plan = load("boundary").model_copy(update={"lengths": lengths})
     with pytest.raises(PlanError, match=r"^lengths\[1\]: .* as another length is; remove one$"):
-        cases(plan, c)
-    assert len(cases(plan, 272)) == 2
+        cases(plan, c, "candidate")
+    assert len(cases(plan, 272, "candidate")) == 2
 
 
 def test_a_length_below_one_token_is_refused() -> None:
     plan = load("boundary").model_copy(update={"lengths": ["C-300"]})
     with pytest.raises(PlanError, match=r"^lengths\[0\]: 'C-300' is -44 tokens at C=256"):
-        cases(plan, 256)
+        cases(plan, 256, "candidate")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_operations_that_make_sense(operations: str) -> None:
 
 
 def test_repeats_of_a_case_are_numbered() -> None:
-    planned = cases(load("local-hit"), 256)
+    planned = cases(load("local-hit"), 256, "candidate")
     assert [(step.op, step.role) for step in planned[0].operations] == [
         ("N640.cold", "target"),
         ("N640.repeat-1", "target"),

@@ -105,8 +105,8 @@ PASSING = """\
 ────────────────────────────────────────────────────────────────────────────────────────
 3,583                  –   1,792   1,792       1,791    1,791    54,809,600 ×4   pass
 3,584                  –   1,792   1,792       1,792    1,792    54,809,600 ×4   pass
-  N prompt tokens · B restored prefix · p tokens credited · scheduled in the first batch after
-  the reload · suffix N-B · first difference: index of the token, – when all are equal
+  N prompt tokens · B restored prefix · p tokens credited · scheduled in the first batch after the
+  reload · suffix N-B · first difference: index of the token, – when all are equal
 
 check      verdict         summary            unit
 ────────────────────────────────────────────────────────
@@ -130,8 +130,8 @@ fault injected: full-lookup. Not a normal run.
 ────────────────────────────────────────────────────────────────────────────────────────
 3,583                  –   1,792   1,792       1,791    1,791    54,809,600 ×4   pass
 3,584                  0   3,584   3,583           1        0    69,625,856 ×4   fail
-  N prompt tokens · B restored prefix · p tokens credited · scheduled in the first batch after
-  the reload · suffix N-B · first difference: index of the token, – when all are equal
+  N prompt tokens · B restored prefix · p tokens credited · scheduled in the first batch after the
+  reload · suffix N-B · first difference: index of the token, – when all are equal
 
 check      verdict   summary       unit
 ──────────────────────────────────────────
@@ -233,7 +233,7 @@ REPEATED = """\
 ────────────────────────────────────────────────────────────────────────
 1,250        1                  0   1,024         128      226   fail
 1,250        2                  –   1,024         226      226   pass
-  N prompt tokens · p tokens hit in the local cache · scheduled in the first batch after the hit
+  N prompt tokens · p tokens hit in the local cache · scheduled in the first batch after the hit ·
   suffix N-p · first difference from cold: index of the token, – when all are equal
 """
 

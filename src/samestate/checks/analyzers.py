@@ -43,7 +43,7 @@ from samestate.evidence.canonical import sha256_hex
 
 _DECIDING_SOURCES = {
     "samestate.checks": None,
-    "samestate.plans": {"lending.py", "lengths.py", "model.py", "operations.py"},
+    "samestate.plans": {"lending.py", "lengths.py", "model.py", "operations.py", "scenarios.py"},
     "samestate.evidence": {"archive.py", "canonical.py", "records.py", "seal.py", "stream.py"},
 }
 """What an analyzer's hash covers: every module that can change a verdict. None: all of the room."""

@@ -26,7 +26,7 @@ def eos_absent(history: History) -> CheckResult:
         if not ids:
             message = f"arm {arm.name}: the engine names no end-of-sequence id"
             findings.append(unknown("no_eos_known", message, Place(arm=arm.name), [arm.engine.where]))
-        for case, op in history.generations():
+        for case, op in history.generations(arm=arm.name):
             output = arm.output(op.op)
             place = Place(arm=arm.name, case=case.id, op=op.op)
             if output is None:
@@ -62,8 +62,8 @@ def varied_outputs(history: History) -> tuple[list[Finding], int]:
     for name in [arm.name for arm in history.plan.arms]:
         arm = history.arm(name)
         outputs: set[tuple[int, ...]] = set()
-        prompts = {(case.id, op.role) for case, op in history.generations()}
-        for case, op in history.generations():
+        prompts = {(case.id, op.role) for case, op in history.generations(arm=name)}
+        for case, op in history.generations(arm=name):
             output = arm.output(op.op)
             if output is None:
                 continue

@@ -16,7 +16,7 @@ def preemptions(history: History) -> CheckResult:
     examined = readable = 0
     for name in [arm.name for arm in history.plan.arms]:
         arm = history.arm(name)
-        for case in history.cases:
+        for case in history.cases(name):
             for op in case.operations:
                 examined += 1
                 delta, place = arm.counter(op.op, PREEMPTIONS), Place(arm=name, case=case.id, op=op.op)

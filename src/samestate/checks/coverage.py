@@ -15,6 +15,7 @@ from samestate.checks.seen import Seen
 from samestate.checks.traces import traces
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence import records as r
+from samestate.evidence.canonical import sha256_hex
 from samestate.plans.model import InputIdentity
 from samestate.plans.operations import PlannedOperation
 
@@ -23,7 +24,6 @@ CHECK = "coverage"
 
 def coverage(history: History) -> CheckResult:
     """Compare each arm's operations with the plan; imported arms are held to the same."""
-    planned = {op.op: (case.id, op) for case in history.cases for op in case.operations}
     inputs = {(given.case, given.role): given for given in history.resolved.inputs}
     findings: list[Finding] = []
     summaries: list[str] = []
@@ -33,6 +33,7 @@ def coverage(history: History) -> CheckResult:
             message = f"arm {name} is planned and not in the archive"
             findings.append(unknown("missing_arm", message, Place(arm=name)))
             continue
+        planned = {op.op: (case.id, op) for case in history.cases(name) for op in case.operations}
         arm = _Arm(history.arms[name], planned, inputs)
         findings += [*arm.findings(), *traces(history, arm.arm)]
         summaries.append(f"{name} {arm.counts()}")
@@ -55,7 +56,8 @@ class _Arm:
     ) -> None:
         self.arm = arm
         self._planned = planned
-        self._inputs = inputs
+        wanted = {(case, op.role) for case, op in planned.values()}
+        self._inputs = {at: given for at, given in inputs.items() if at in wanted}
         self._seen = Counter(seen.rec.op for seen in arm.started)
 
     def findings(self) -> Iterator[Finding]:
@@ -63,8 +65,8 @@ class _Arm:
         yield from self._sequence()
         for index, seen in enumerate(self.arm.started):
             if seen.rec.op in self._planned:
-                following = self.arm.started[index + 1].n if index + 1 < len(self.arm.started) else None
-                yield from self._operation(seen, following)
+                later = (one.n for one in self.arm.started[index + 1 :] if not self._together(seen, one))
+                yield from self._operation(seen, next(later, None))
         yield from self._strays()
         yield from self._requests()
         yield from self._distinct_inputs()
@@ -131,11 +133,23 @@ class _Arm:
             if lines != sorted(lines) or (following is not None and seen.n < following < lines[-1]):
                 yield self._fail("overlap", f"{op.op} did not start, answer and end by itself", op.op, [seen.where])
 
+    def _together(self, one: Seen[r.OperationStarted], other: Seen[r.OperationStarted]) -> bool:
+        """Whether the plan hands both to the engine at once."""
+        if one.rec.op not in self._planned or other.rec.op not in self._planned:
+            return False
+        together = self._planned[one.rec.op][1].together
+        return together is not None and together == self._planned[other.rec.op][1].together
+
     def _prompt(self, seen: Seen[r.OperationStarted], case: str, op: PlannedOperation) -> Iterator[Finding]:
         rec = seen.rec
         if (rec.case, rec.name) != (case, op.name):
             message = f"{op.op} was run as {rec.name.value} of case {rec.case}, planned {op.name.value} of {case}"
             yield self._fail("wrong_operation", message, op.op, [seen.where])
+        if rec.salt != (sha256_hex(op.salt.encode()) if op.salt else ""):
+            yield self._fail("wrong_salt", f"{op.op} had another cache salt than planned", op.op, [seen.where])
+        if rec.together != op.together:
+            message = f"{op.op} was run {rec.together or 'alone'}, planned {op.together or 'alone'}"
+            yield self._fail("wrong_batch", message, op.op, [seen.where])
         given = self._inputs.get((case, op.role)) if op.role else None
         if op.role and given is None:
             yield self._unknown("missing_input", f"resolved.json names no {op.role} of case {case}", op.op)

@@ -256,14 +256,18 @@ class History:
             raise MissingEvidence("missing_resolved", "resolved.json is missing or cannot be read")
         return self._resolved
 
-    @property
-    def cases(self) -> list[Case]:
-        """The planned cases under the resolved C; raises MissingEvidence."""
-        return cases(self.plan, self.resolved.checkpoint_interval)
+    def cases(self, arm: str) -> list[Case]:
+        """The planned cases of an arm under the resolved C; raises MissingEvidence."""
+        return cases(self.plan, self.resolved.checkpoint_interval, arm)
 
-    def generations(self, name: r.OperationName | None = None) -> Iterator[tuple[Case, PlannedOperation]]:
-        """Planned generations of an arm, in order; only those called `name`, if given."""
-        for case in self.cases:
+    def generations(
+        self, name: r.OperationName | None = None, arm: str = CANDIDATE
+    ) -> Iterator[tuple[Case, PlannedOperation]]:
+        """Planned generations of an arm, in order; only those called `name`, if given.
+
+        In a matrix all arms have the same ones.
+        """
+        for case in self.cases(arm):
             for op in case.operations:
                 if op.name is not r.OperationName.RESET and name in (None, op.name):
                     yield case, op

@@ -105,7 +105,7 @@ def repeats(history: History) -> list[Repeat]:
         for group in seen.rec.engine_groups
     )
     found = []
-    for case in history.cases:
+    for case in history.cases(CANDIDATE):
         same = [op.op for op in case.operations if op.name in (OperationName.COLD, OperationName.REPEAT)]
         for number, op in enumerate(same[1:], 1):
             found.append(Repeat(arm, case.id, case.tokens, number, op, same[:number], aligned))

@@ -10,6 +10,7 @@ from samestate.checks.history import CONTROL, REFERENCE, ArmHistory, History
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.canonical import canonical_json, sha256_hex, token_digest
 from samestate.plans.lending import objection
+from samestate.plans.operations import operation_ids, planned_inputs
 
 CHECK = "plan-identity"
 
@@ -81,14 +82,14 @@ def _lenders(history: History) -> Iterator[Finding]:
 
 def _expansion(history: History) -> Iterator[Finding]:
     """`resolved.json` holds what the plan expands to at this C."""
-    resolved, cases = history.resolved, history.cases
-    lengths = [case.tokens for case in cases]
+    resolved, plan = history.resolved, history.plan
+    inputs = planned_inputs(plan, resolved.checkpoint_interval)
+    lengths = [one.tokens for one in inputs if one.role == "target"]
     if resolved.lengths != lengths:
         yield fail("wrong_lengths", f"resolved.json has lengths {resolved.lengths}, the plan gives {lengths}")
-    operations = [op.op for case in cases for op in case.operations]
-    if resolved.operations != operations:
+    if resolved.operations != operation_ids(plan, resolved.checkpoint_interval):
         yield fail("wrong_operations", "resolved.json has other operations than the plan gives")
-    expected = {(case.id, op.role, case.tokens) for case in cases for op in case.operations if op.role}
+    expected = {(one.case, one.role, one.tokens) for one in inputs}
     given = [(one.case, one.role, one.tokens) for one in resolved.inputs]
     if set(given) != expected or len(given) != len(expected):
         yield fail("wrong_inputs", f"resolved.json names {len(given)} inputs, other than the {len(expected)} planned")

@@ -21,7 +21,7 @@ def traces(history: History, arm: ArmHistory) -> Iterator[Finding]:
         message = f"arm {arm.name}: no engine_stopped record: the engine did not shut down in order"
         yield unknown("missing_engine_stop", message, Place(arm=arm.name))
     yield from _counters(history, arm)
-    for case, op in history.generations():
+    for case, op in history.generations(arm=arm.name):
         output = arm.output(op.op)
         if output is None:
             continue
@@ -38,11 +38,14 @@ def traces(history: History, arm: ArmHistory) -> Iterator[Finding]:
 def _counters(history: History, arm: ArmHistory) -> Iterator[Finding]:
     """Read once before an operation starts and once after it ended, and before the next one's."""
     order = [seen.rec.op for seen in arm.started]
-    case_of = {op.op: case.id for case in history.cases for op in case.operations}
-    reached = -1
-    for op in sorted({*order} & case_of.keys(), key=order.index):
+    planned = {op.op: (case.id, op.together) for case in history.cases(arm.name) for op in case.operations}
+    reached, latest, unit = -1, -1, None
+    for op in sorted({*order} & planned.keys(), key=order.index):
+        case, together = planned[op]
+        if together is None or together != unit:
+            reached, unit = latest, together
         reads, ends = arm.counters.get(op, []), arm.ends.get(op, [])
-        place, evidence = Place(arm=arm.name, case=case_of[op], op=op), arm.evidence(op)
+        place, evidence = Place(arm=arm.name, case=case, op=op), arm.evidence(op)
         if [seen.rec.when for seen in reads] != ["before", "after"]:
             message = f"arm {arm.name}: {op}: counters were not read once before and once after"
             yield unknown("missing_counters", message, place, evidence)
@@ -52,7 +55,7 @@ def _counters(history: History, arm: ArmHistory) -> Iterator[Finding]:
             if lines != sorted(lines):
                 message = f"arm {arm.name}: {op}: its counters were not read around it and it alone"
                 yield fail("counters_misplaced", message, place, evidence)
-            reached = after.n
+            latest = after.n
 
 
 def _connector(arm: ArmHistory, op: str, request: str, place: Place) -> Iterator[Finding]:

@@ -124,7 +124,7 @@ def _resets(history: History) -> Iterator[Finding]:
             elif local:
                 message = f"arm {name}: {op.op}: {local:.0f} tokens came from the local cache"
                 yield unknown("local_hit", message, place, arm.evidence(op.op))
-        for case in history.cases:
+        for case in history.cases(name):
             for op in case.operations:
                 if op.name is OperationName.RESET:
                     yield from _reset(arm, case.id, op.op)

@@ -17,8 +17,9 @@ from samestate.models import catalogue
 from samestate.models.templates import TEMPLATES
 from samestate.plans.errors import nearest
 from samestate.plans.load import PlanError, freeze, load, lock_json, plan_sha256, shipped, validate_checks
-from samestate.plans.model import Plan
-from samestate.plans.operations import cases, workload
+from samestate.plans.model import Plan, PromptPlan, StepPlan
+from samestate.plans.operations import planned_inputs, workload
+from samestate.plans.scenarios import CANDIDATE
 
 EXTERNAL = "external"
 """The model name of a plan for the user's own checkpoint."""
@@ -103,6 +104,8 @@ def _describe(plan: Plan) -> Table:
         "inputs": f"{work.distinct_inputs} distinct, template {plan.template}",
         "each case": ", ".join(plan.operations),
         "lengths": ", ".join(plan.lengths),
+        "prompts": ", ".join(map(_prompt, plan.prompts)),
+        "scenario": "\n".join(map(_step, plan.scenario)),
         "in tokens": _tokens(plan),
         "model": plan.engine.model,
         "settings": ", ".join(f"{name}={value}" for name, value in settings.items()),
@@ -124,4 +127,18 @@ def _tokens(plan: Plan) -> str:
     block_size = plan.engine.settings.get("block_size")
     if not isinstance(block_size, int):
         return "known once the engine has said its C"
-    return f"{', '.join(str(case.tokens) for case in cases(plan, block_size))} (at C = block_size = {block_size})"
+    targets = [prompt.tokens for prompt in planned_inputs(plan, block_size) if prompt.role == "target"]
+    return f"{', '.join(map(str, targets))} (at C = block_size = {block_size})"
+
+
+def _prompt(prompt: PromptPlan) -> str:
+    shares = f", {prompt.shared} of them {prompt.shares}'s" if prompt.shares else ""
+    return f"{prompt.name} ({prompt.tokens}{shares})"
+
+
+def _step(step: StepPlan) -> str:
+    what = "reset" if step.reset else " + ".join(step.prompts)
+    notes = [f"salt {step.salt}"] if step.salt else []
+    notes += [step.path] if step.path != "any" else []
+    notes += [f"arm {step.arm}"] if step.arm != CANDIDATE else []
+    return f"{what} ({', '.join(notes)})" if notes else what

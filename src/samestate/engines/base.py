@@ -8,8 +8,9 @@ it, drives it serially and always closes it. Engines write the ``scheduler`` and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from samestate.evidence.records import EngineStarted, Scalar
@@ -37,7 +38,7 @@ class EngineSpec(NamedTuple):
     serve_args: list[str]
     """Further arguments in ``vllm serve`` form; they win over `settings`."""
     connector: str
-    """``none`` or ``native``."""
+    """``none``, ``native``, ``dictionary`` or ``lmcache``."""
     external_cache_bytes: int
     audit_level: str
     """``metadata``, or ``off`` (an arm without connector has no audit)."""
@@ -50,6 +51,24 @@ class EngineSpec(NamedTuple):
     log_path: Path
     core: str = "here"
     """Where scheduler and engine core run: ``here``, in the engine's one process, or ``own-process``."""
+    connector_options: Mapping[str, Scalar] = MappingProxyType({})
+    """Of the connector, under upstream's names."""
+    packages: Path | None = None
+    """Folder with the connector's package, before the environment's own."""
+    service: str | None = None
+    """``HOST:PORT`` of the server beside the engine, where the connector has one."""
+    repair: str | None = None
+    """Put onto the connector when the engine starts."""
+
+
+class Ask(NamedTuple):
+    """One request to an engine."""
+
+    request: str
+    """Its name; the engine's own id may be longer."""
+    token_ids: Sequence[int]
+    salt: str | None = None
+    """Cache salt."""
 
 
 class Generation(NamedTuple):
@@ -102,14 +121,19 @@ class Engine(ABC):
         """Token ids of `text` under the engine's own tokenizer, no special tokens added."""
 
     @abstractmethod
-    def generate(
+    def generate(self, asks: Sequence[Ask], output_tokens: int, seed: int, ignore_eos: bool) -> list[Generation]:
+        """Hand in all requests at once, and generate greedily until `output_tokens` each (or EOS, unless ignored).
+
+        Answers are in the order of `asks`. On return all the engine's saves for these requests have been
+        submitted and the engine is idle; their completion is in the records.
+        """
+
+    def generate_one(
         self, request: str, token_ids: Sequence[int], output_tokens: int, seed: int, ignore_eos: bool
     ) -> Generation:
-        """Generate greedily until `output_tokens` (or EOS, unless ignored).
-
-        On return all the engine's saves for this request have been submitted and the
-        engine is idle; their completion is in the records.
-        """
+        """`generate` for one request alone."""
+        (answer,) = self.generate([Ask(request, token_ids)], output_tokens, seed, ignore_eos)
+        return answer
 
     @abstractmethod
     def reset_local_cache(self) -> ResetResult:

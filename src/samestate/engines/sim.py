@@ -24,7 +24,8 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import ClassVar, Literal, NamedTuple
 
-from samestate.engines.base import CounterValues, Engine, EngineError, EngineSpec, Generation, ResetResult
+from samestate.engines.base import Ask, CounterValues, Engine, EngineError, EngineSpec, Generation, ResetResult
+from samestate.evidence.canonical import sha256_hex
 from samestate.evidence.records import (
     COUNTERS,
     EXTERNAL_HITS,
@@ -299,8 +300,9 @@ class _Rank:
 class _Sequence:
     """A request in flight: tokens, prefix hashes of its full blocks, block tables of both groups."""
 
-    def __init__(self, request: str, tokens: list[int], block_size: int) -> None:
+    def __init__(self, request: str, tokens: list[int], block_size: int, salt: str | None) -> None:
         self.request = request
+        self.salt = sha256_hex(salt.encode()) if salt else ""
         self.tokens = tokens
         self.tables: tuple[list[int], list[int]] = ([], [])
         self._block_size = block_size
@@ -310,7 +312,7 @@ class _Sequence:
         while len(self._hashes) <= slot:
             first = len(self._hashes) * self._block_size
             block = array("H", self.tokens[first : first + self._block_size]).tobytes()
-            before = self._hashes[-1] if self._hashes else b""
+            before = self._hashes[-1] if self._hashes else self.salt.encode()
             self._hashes.append(blake2b(before + block, digest_size=16).digest())
         return group, self._hashes[slot]
 
@@ -368,15 +370,18 @@ class SimEngine(Engine):
     def encode(self, text: str) -> list[int]:
         return [FIRST_TEXT + byte for byte in text.encode()]
 
-    def generate(
-        self, request: str, token_ids: Sequence[int], output_tokens: int, seed: int, ignore_eos: bool
-    ) -> Generation:
+    def generate(self, asks: Sequence[Ask], output_tokens: int, seed: int, ignore_eos: bool) -> list[Generation]:
+        # One after the other: the simulation has no batches.
+        return [self._generate(ask, output_tokens, ignore_eos) for ask in asks]
+
+    def _generate(self, ask: Ask, output_tokens: int, ignore_eos: bool) -> Generation:
         self._require_running()
-        prompt = len(token_ids)
+        prompt = len(ask.token_ids)
         if not 0 < prompt <= self._settings.max_model_len - output_tokens:
             raise EngineError(f"{prompt} prompt tokens: max_model_len allows 1 to that less {output_tokens}")
         self._requests += 1
-        sequence = _Sequence(f"{request}-{self._requests:08x}", list(token_ids), self._settings.block_size)
+        name = f"{ask.request}-{self._requests:08x}"
+        sequence = _Sequence(name, list(ask.token_ids), self._settings.block_size, ask.salt)
         cached = computed = self._admit(sequence)
         logprobs: list[float] = []
         finish = "length"
@@ -453,7 +458,7 @@ class SimEngine(Engine):
                 local_tokens=local,
                 matched_tokens=matched,
                 is_async=matched > 0,
-                salt="",
+                salt=sequence.salt,
             )
         )
         if not matched:
@@ -487,7 +492,7 @@ class SimEngine(Engine):
             began = time.monotonic_ns()
             self._sleep_until(save.due_ns)
             waited = time.monotonic_ns() - began
-            self._on_ranks(lambda rank: SaveWaited(rank=rank, jobs=[save.job], waited_ns=waited))  # noqa: B023
+            self._on_ranks(lambda rank: SaveWaited(rank=rank, jobs=[save.job], waited_ns=waited, timed_out=False))  # noqa: B023
             self._complete(save)
         for block in self._fresh:
             for rank in self._ranks:
@@ -738,6 +743,7 @@ class SimEngine(Engine):
                 for group, (kind, _, layer) in enumerate(kinds)
                 if self._reads_pages
             ],
+            digest="blake2b-128" if self._reads_pages else "",
         )
 
     def _choose_conduct(self) -> Conduct:

@@ -15,11 +15,12 @@ from typing import IO, NoReturn, TypeVar
 import msgspec
 from typing_extensions import override
 
-from samestate.engines.base import CounterValues, Engine, EngineError, EngineSpec, Generation, ResetResult
+from samestate.engines.base import Ask, CounterValues, Engine, EngineError, EngineSpec, Generation, ResetResult
 from samestate.engines.children.protocol import (
     AnyReply,
     Arm,
     Armed,
+    Asked,
     Close,
     Command,
     Count,
@@ -86,13 +87,20 @@ class VllmEngine(Engine):
             stdout=self._log,
             stderr=self._log,
             pass_fds=(command_read, reply_write),
-            env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(self._spec.core == "own-process"))},
+            env=self._environment(),
             start_new_session=True,
         )
         os.close(command_read)
         os.close(reply_write)
         self._to_child = os.fdopen(command_write, "wb", buffering=0)
         self._from_child = os.fdopen(reply_read, "rb")
+
+    def _environment(self) -> dict[str, str]:
+        environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(self._spec.core == "own-process"))}
+        if self._spec.packages is not None:
+            others = os.environ.get("PYTHONPATH")
+            environment["PYTHONPATH"] = os.pathsep.join([str(self._spec.packages), *([others] if others else [])])
+        return environment
 
     @override
     def start(self) -> EngineStarted:
@@ -109,6 +117,9 @@ class VllmEngine(Engine):
             save_delay_ms=spec.save_delay_ms,
             fault=spec.fault,
             stream_dir=str(spec.stream_dir),
+            connector_options=dict(spec.connector_options),
+            service=spec.service,
+            repair=spec.repair,
         )
         return self._ask(command, Started).engine
 
@@ -117,25 +128,25 @@ class VllmEngine(Engine):
         return self._ask(Encode(text=text), Encoded).token_ids
 
     @override
-    def generate(
-        self, request: str, token_ids: Sequence[int], output_tokens: int, seed: int, ignore_eos: bool
-    ) -> Generation:
+    def generate(self, asks: Sequence[Ask], output_tokens: int, seed: int, ignore_eos: bool) -> list[Generation]:
         command = Generate(
-            request=request,
-            token_ids=list(token_ids),
+            asks=[Asked(request=ask.request, token_ids=list(ask.token_ids), salt=ask.salt) for ask in asks],
             output_tokens=output_tokens,
             seed=seed,
             ignore_eos=ignore_eos,
         )
         reply = self._ask(command, Generated)
-        return Generation(
-            reply.request,
-            reply.token_ids,
-            reply.logprobs,
-            reply.finish_reason,
-            reply.cached_tokens,
-            reply.first_token_s,
-        )
+        return [
+            Generation(
+                answer.request,
+                answer.token_ids,
+                answer.logprobs,
+                answer.finish_reason,
+                answer.cached_tokens,
+                answer.first_token_s,
+            )
+            for answer in reply.answers
+        ]
 
     @override
     def reset_local_cache(self) -> ResetResult:

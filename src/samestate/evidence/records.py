@@ -34,6 +34,8 @@ class OperationName(StrEnum):
     RELOAD = "reload"
     REPEAT = "repeat"
     """The target again, the local cache kept."""
+    PROMPT = "prompt"
+    """A prompt of a scenario: what it reuses is what the scenario left behind."""
 
 
 class EntryKind(StrEnum):
@@ -218,10 +220,52 @@ class RankRegistered(Record, frozen=True, kw_only=True, tag="rank_registered"):
     """Empty when the connector has no adapter: transfers are then ``not_reported``."""
     entries: list[Entry]
     """The layout, found from live tensors. Empty at level ``metadata``."""
+    digest: str
+    """Algorithm of this rank's page digests, ``xxh3-128`` or ``mix128``; empty at level ``metadata``."""
 
 
 class EngineStopped(Record, frozen=True, kw_only=True, tag="engine_stopped"):
     """The engine shut down in order."""
+
+
+class ServiceStarted(Record, frozen=True, kw_only=True, tag="service_started"):
+    """A server beside the engine answers, e.g. LMCache's; logged by the client."""
+
+    service: str
+    version: str
+    options: dict[str, Scalar]
+    """What it was started with, under the service's own names; no paths, no ports."""
+    continues: bool
+    """It was running already, for the arm before: what that arm stored is there."""
+
+
+class ServiceStopped(Record, frozen=True, kw_only=True, tag="service_stopped"):
+    """The server beside the engine is gone, or left running for the next arm."""
+
+    service: str
+    alive: bool
+    """It still answered when the arm's last operation was over."""
+    kept: bool
+    """Left running for the arm that follows."""
+    leftovers: NonNegative
+    """Shared-memory segments that it left behind and the lab removed."""
+
+
+class PatchedFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A function that an intervention replaced."""
+
+    module: str
+    qualname: str
+    source_sha256: Sha256
+    """Of the source as it was before."""
+
+
+class InterventionApplied(Record, frozen=True, kw_only=True, tag="intervention_applied"):
+    """A repair was put onto a connector's release, in this process (requirements 48)."""
+
+    name: str
+    functions: list[PatchedFunction]
+    """Exactly those that were replaced."""
 
 
 # --- operations (client) ----------------------------------------------------------------------
@@ -234,7 +278,7 @@ class PlanResolved(Record, frozen=True, kw_only=True, tag="plan_resolved"):
 
 
 class OperationStarted(Record, frozen=True, kw_only=True, tag="operation_started"):
-    """One operation of one case begins. Operations of an arm never overlap."""
+    """One operation of one case begins. Only those that the plan hands in together overlap."""
 
     op: str
     """Unique within an arm, e.g. ``N3584.cold`` or ``N3584.interposer-1``."""
@@ -244,6 +288,10 @@ class OperationStarted(Record, frozen=True, kw_only=True, tag="operation_started
     """N; 0 for a reset."""
     prompt_sha256: Sha256 | None
     """Of the token ids as little-endian int32, see `token_digest`."""
+    salt: str
+    """Empty, or the SHA-256 of the request's cache salt."""
+    together: str | None
+    """Operations with the same word were handed to the engine at once; None: this one ran alone."""
 
 
 class OperationOutput(Record, frozen=True, kw_only=True, tag="operation_output"):
@@ -442,6 +490,8 @@ class SaveWaited(Record, frozen=True, kw_only=True, tag="save_waited"):
     jobs: list[int]
     waited_ns: NonNegative
     """How long it blocked."""
+    timed_out: bool
+    """It gave up, and the worker went on with a job still open."""
 
 
 class PageSide(StrEnum):
@@ -535,6 +585,9 @@ AnyRecord = (
     | EngineStarted
     | RankRegistered
     | EngineStopped
+    | ServiceStarted
+    | ServiceStopped
+    | InterventionApplied
     | PlanResolved
     | OperationStarted
     | OperationOutput

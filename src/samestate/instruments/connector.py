@@ -42,7 +42,7 @@ from samestate.evidence.records import (
     RankRegistered,
     RequestFinished,
 )
-from samestate.instruments import live_faults, recorder
+from samestate.instruments import live_faults, recorder, repairs
 from samestate.instruments.adapters import adapter_for
 from samestate.instruments.layout import engine_groups, recurrent_blocks
 from samestate.instruments.pages import Layout
@@ -137,11 +137,18 @@ class AuditConnector(MultiConnector):
                 self._observe,
                 int(options.get("save_delay_ms", 0)),
             )
+        if repair := options.get("repair"):
+            self._repair(repair)
         if fault := options.get("fault"):
             live_faults.arm_at_start(fault)
             self._record(lambda: FaultArmed(fault=fault, parameters={}))
         if not worker:
             live_faults.offer(self._connectors[0], role, kv_cache_config)
+
+    def _repair(self, name: str) -> None:
+        """Put a repair onto the inner connector. Raises `RepairError`: an engine without it must not serve."""
+        applied = repairs.apply(name, self._connectors[0], self._role)
+        self._record(lambda: applied)
 
     def attend(self, level: str) -> None:
         """See `set_level`."""
@@ -195,6 +202,7 @@ class AuditConnector(MultiConnector):
                 engine_groups=engine_groups(config),
                 transfer_groups=self._adapter.groups() if self._adapter else [],
                 entries=layout.entries if layout else [],
+                digest=layout.digest if layout else "",
             )
         )
 

@@ -149,7 +149,7 @@ class OffloadingAdapter(TransferAdapter):
         # The blocks may be reused as soon as this returns: read them now, not when the job is reported.
         for job in jobs & self._requests.keys():
             self._digest(job)
-        self._stream.append(SaveWaited(rank=self._rank, jobs=sorted(jobs), waited_ns=waited_ns))
+        self._stream.append(SaveWaited(rank=self._rank, jobs=sorted(jobs), waited_ns=waited_ns, timed_out=False))
 
     def _digest(self, job: int) -> None:
         if self._pages is None or job in self._digested:

@@ -80,6 +80,7 @@ class Layout:
                     spec = spec.kv_cache_specs[layer]
                 self._place(group, layer, spec, _start_and_stride(config, layer), registered[layer], context)
         self._digester: Digester = digester_for(self.placed[0].pages.device)
+        self.digest = self._digester.algorithm
 
     @property
     def entries(self) -> list[Entry]:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from samestate.evidence.canonical import canonical_json, token_digest
 from samestate.lab.errors import RunError
-from samestate.models.templates import TEMPLATES, render
+from samestate.models.templates import TEMPLATES, Template, own_text, render
 from samestate.plans.load import PlanError, plan_sha256
 from samestate.plans.model import InputIdentity, ModelIdentity, Plan, ResolvedPlan
-from samestate.plans.operations import Case, cases
+from samestate.plans.operations import Case, PlannedInput, cases, operation_ids, planned_inputs, shared_lengths
 
 
 class Resolution(NamedTuple):
@@ -27,21 +27,24 @@ class Resolution(NamedTuple):
         return next(given for given in self.resolved.inputs if (given.case, given.role) == (case, role))
 
 
-def planned_cases(plan: Plan, c: int) -> list[Case]:
-    """The plan's cases at C. Raises `RunError`."""
+def planned_cases(plan: Plan, c: int, arm: str) -> list[Case]:
+    """An arm's cases at C. Raises `RunError`."""
     try:
-        return cases(plan, c)
+        return cases(plan, c, arm)
     except PlanError as error:
         raise RunError(str(error)) from None
 
 
 def require_room(plan: Plan, c: int, max_model_len: int) -> None:
     """Raise `RunError` when a prompt and its output do not fit into the engine's context."""
-    for index, case in enumerate(planned_cases(plan, c)):
-        needed = case.tokens + plan.output_tokens
+    field = "prompts" if plan.scenario else "lengths"
+    said = [prompt.tokens for prompt in plan.prompts] if plan.scenario else plan.lengths
+    targets = [prompt for prompt in _inputs(plan, c) if prompt.role == "target"]
+    for index, prompt in enumerate(targets):
+        needed = prompt.tokens + plan.output_tokens
         if needed > max_model_len:
             raise RunError(
-                f"lengths[{index}]: {plan.lengths[index]!r} is {case.tokens} tokens at C={c}, and with "
+                f"{field}[{index}]: {said[index]!r} is {prompt.tokens} tokens at C={c}, and with "
                 f"{plan.output_tokens} output tokens exceeds max_model_len={max_model_len}; "
                 f"raise max_model_len to {needed} or more, or plan shorter lengths"
             )
@@ -51,26 +54,64 @@ def resolve(plan: Plan, c: int, model: ModelIdentity, encode: Callable[[str], li
     """Lengths at C, and every prompt rendered with the engine's own tokenizer. Raises `RunError`."""
     if plan.template not in TEMPLATES:
         raise RunError(f"template: no template {plan.template!r}; known: {', '.join(sorted(TEMPLATES))}")
-    template = TEMPLATES[plan.template]
-    planned = planned_cases(plan, c)
+    planned = _inputs(plan, c)
+    rendered = _Rendered(plan, c, TEMPLATES[plan.template], encode)
     identities: list[InputIdentity] = []
     inputs: dict[str, list[int]] = {}
-    for case in planned:
-        for role in dict.fromkeys(step.role for step in case.operations if step.role is not None):
-            try:
-                ids = render(template.parts(f"{case.id}-{role}"), encode, case.tokens)
-            except ValueError as error:
-                raise RunError(f"{case.id} at C={c}, template {plan.template}: {error}") from None
-            digest = token_digest(ids)
-            identities.append(InputIdentity(case=case.id, role=role, tokens=case.tokens, sha256=digest))
-            inputs[digest] = ids
+    for prompt in planned:
+        try:
+            ids = rendered.prompt(prompt)
+        except ValueError as error:
+            raise RunError(f"{prompt.case} at C={c}, template {plan.template}: {error}") from None
+        digest = token_digest(ids)
+        identities.append(InputIdentity(case=prompt.case, role=prompt.role, tokens=prompt.tokens, sha256=digest))
+        inputs[digest] = ids
     resolved = ResolvedPlan(
         format=1,
         plan_sha256=plan_sha256(plan),
         checkpoint_interval=c,
-        lengths=[case.tokens for case in planned],
+        lengths=[prompt.tokens for prompt in planned if prompt.role == "target"],
         model=model,
         inputs=identities,
-        operations=[step.op for case in planned for step in case.operations],
+        operations=operation_ids(plan, c),
     )
     return Resolution(resolved, canonical_json(resolved.model_dump(mode="json")), inputs)
+
+
+class _Rendered:
+    """Prompts as token ids, each rendered once, so that others can share its beginning."""
+
+    def __init__(self, plan: Plan, c: int, template: Template, encode: Callable[[str], list[int]]) -> None:
+        self._template = template
+        self._encode = encode
+        self._shared = shared_lengths(plan, c)
+        self._by_name: dict[str, list[int]] = {}
+
+    def prompt(self, planned: PlannedInput) -> list[int]:
+        """Raises ValueError when it cannot be made exactly as planned."""
+        if planned.case in self._shared:
+            source, shared = self._shared[planned.case]
+            ids = self._branch(planned, self._by_name[source], shared)
+        else:
+            parts = self._template.parts(f"{planned.case}-{planned.role}")
+            ids = render(parts, self._encode, planned.tokens)
+        self._by_name[planned.case] = ids
+        return ids
+
+    def _branch(self, planned: PlannedInput, source: list[int], shared: int) -> list[int]:
+        rest = planned.tokens - shared
+        own = own_text(planned.case, self._encode, rest)
+        if own and shared < len(source) and own[0] == source[shared]:
+            # A tokenizer gives no other first token for this text: begin one later.
+            own = own_text(planned.case, self._encode, rest + 1)[1:]
+            if own[0] == source[shared]:
+                raise ValueError("its own part begins as the shared prompt goes on; share a token more or fewer")
+        return source[:shared] + own
+
+
+def _inputs(plan: Plan, c: int) -> list[PlannedInput]:
+    try:
+        shared_lengths(plan, c)
+        return planned_inputs(plan, c)
+    except PlanError as error:
+        raise RunError(str(error)) from None

@@ -6,34 +6,34 @@ import errno
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, Protocol
 
 import samestate
 from samestate.engines.base import Engine, EngineError, EngineSpec
+from samestate.engines.services import ServiceError
 from samestate.evidence.archive import ArchiveError, ArchiveWriter
 from samestate.evidence.records import (
     AttemptEnded,
     AttemptStarted,
-    CacheReset,
     ContactLevel,
     ContactReached,
-    CountersRead,
     EngineStarted,
-    OperationEnded,
-    OperationOutput,
-    OperationStarted,
     Outcome,
     PlanResolved,
 )
 from samestate.evidence.stream import StreamWriter
 from samestate.lab.control import SealedControl, open_control, require_same_model
 from samestate.lab.errors import RunError
+from samestate.lab.operate import Operator
 from samestate.lab.resolve import Resolution, planned_cases, require_room, resolve
+from samestate.lab.services import MakeService, Services, no_service
 from samestate.models.catalogue import ModelError, identity
 from samestate.plans.load import CONTROL, plan_json
 from samestate.plans.model import ArmPlan, Plan
-from samestate.plans.operations import Case, PlannedOperation
+from samestate.plans.operations import workload
 
 __all__ = ["REFERENCE_ARM", "Progress", "RunError", "RunRequest", "RunResult", "run_plan"]
 
@@ -62,6 +62,10 @@ class RunRequest(NamedTuple):
     """Sealed archive whose control arm is compared with the live one."""
     serve_args: list[str]
     """Those of the plan, ``engine.serve_args``: what is not in the plan would not be in its hash."""
+    packages: Path | None = None
+    """Folder with the connector's package in the release that the plan names; None: the environment's own."""
+    make_service: MakeService = no_service
+    """Makes the server beside an engine, where a connector has one."""
     engine: str | None = None
     """What `EngineStarted` will name; a control that ran on another is refused. None: not known beforehand."""
 
@@ -132,6 +136,8 @@ def _check(request: RunRequest) -> SealedControl | None:
         raise RunError("serve_args: are not those of the plan; put them into engine.serve_args and freeze it again")
     if not request.model.is_dir():
         raise RunError(f"{request.model}: no such model folder; build one with `samestate models build`")
+    if request.packages is None and (released := [arm.release for arm in request.plan.arms if arm.release]):
+        raise RunError(f"release: the plan is for {released[0]}, and no folder with that release was given")
     if request.control and request.reference:
         raise RunError("--control and --reference: with --control no live control is left to compare; give one")
     if request.fault and all(arm.connector == "none" for arm in request.plan.arms):
@@ -170,13 +176,22 @@ class _Attempt:
 
     def run(self) -> None:
         self._begin()
-        engines = [self._request.make_engine(self._spec(arm)) for arm in self._live]
         with ExitStack() as closing:
+            self._services = self._make_services(closing)
+            engines = [self._request.make_engine(self._spec(arm)) for arm in self._live]
             for engine in engines:
                 closing.callback(_close_quietly, engine)
             for arm, engine, following in zip(self._live, engines, [*engines[1:], None], strict=True):
                 self._run_arm(arm, engine, following)
         self._archive.attempts.append(AttemptEnded(outcome=Outcome.COMPLETED, reason=None))
+
+    def _make_services(self, closing: ExitStack) -> Services:
+        data = Path(closing.enter_context(TemporaryDirectory(prefix="samestate-")))
+        services = Services(self._request.make_service, data, self._archive.log_path)
+        for arm in self._live:
+            services.plan(arm, self._request.packages, self._plan.engine.external_cache_bytes)
+        closing.callback(services.close)
+        return services
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -233,14 +248,19 @@ class _Attempt:
             stream_dir=self._archive.arm_dir(arm.name),
             log_path=self._archive.log_path(arm.name),
             core=self._plan.engine.core,
+            connector_options=arm.options,
+            packages=self._request.packages if connected else None,
+            service=self._services.address(arm),
+            repair=arm.repair,
         )
 
     def _run_arm(self, arm: ArmPlan, engine: Engine, following: Engine | None) -> None:
-        """Start, operate and close one engine; the next one may warm up meanwhile."""
+        """Start, operate and close one engine, its service around it; the next one may warm up meanwhile."""
         client = StreamWriter(self._archive.arm_dir(arm.name) / "client.jsonl", arm.name, "client")
         try:
             with self.timed(f"{arm.name}: start"):
                 self._reach(ContactLevel.HOST)
+                self._services.begin(arm, self._interval(arm), client)
                 started = engine.start()
                 self._reach(ContactLevel.MODEL)
                 resolution = self._resolve(engine, started)
@@ -250,9 +270,20 @@ class _Attempt:
             with self.timed(f"{arm.name}: operations"):
                 self._operate(arm.name, engine, client, resolution)
             with self.timed(f"{arm.name}: stop"):
+                alive = self._services.alive(arm)
                 engine.close()
+                self._services.end(arm, alive=alive, client=client)
         finally:
             client.close()
+
+    def _interval(self, arm: ArmPlan) -> int | None:
+        """C, as far as it is known before the arm's engine runs: a service may need it."""
+        if self._resolution is not None:
+            return self._resolution.resolved.checkpoint_interval
+        if self._control and self._request.control:
+            return self._control.resolution.resolved.checkpoint_interval
+        size = self._plan.engine.settings.get("block_size")
+        return size if isinstance(size, int) else None
 
     def _resolve(self, engine: Engine, started: EngineStarted) -> Resolution:
         """What the first engine (or the lent control) resolved; a later engine's own C is for the checks."""
@@ -266,53 +297,11 @@ class _Attempt:
         return self._resolution
 
     def _operate(self, arm: str, engine: Engine, client: StreamWriter, resolution: Resolution) -> None:
-        planned = planned_cases(self._plan, resolution.resolved.checkpoint_interval)
-        steps = [(case, step) for case in planned for step in case.operations]
+        planned = planned_cases(self._plan, resolution.resolved.checkpoint_interval, arm)
+        total, done = sum(len(case.operations) for case in planned), count(1)
         self._reach(ContactLevel.REQUEST)
-        for done, (case, step) in enumerate(steps, 1):
-            _read_counters(engine, client, step.op, "before")
-            try:
-                self._perform(engine, client, resolution, case, step)
-            except EngineError as error:
-                client.append(OperationEnded(op=step.op, ok=False, error=_one_line(error)))
-                raise
-            client.append(OperationEnded(op=step.op, ok=True, error=None))
-            client.flush()
-            _read_counters(engine, client, step.op, "after")
-            client.flush()
-            self._progress.operation(arm, done, len(steps), step.op)
-
-    def _perform(
-        self, engine: Engine, client: StreamWriter, resolution: Resolution, case: Case, step: PlannedOperation
-    ) -> None:
-        if step.role is None:
-            client.append(
-                OperationStarted(op=step.op, case=case.id, name=step.name, prompt_tokens=0, prompt_sha256=None)
-            )
-            client.append(CacheReset(op=step.op, **engine.reset_local_cache()._asdict()))
-            return
-        prompt = resolution.prompt(case.id, step.role)
-        client.append(
-            OperationStarted(
-                op=step.op,
-                case=case.id,
-                name=step.name,
-                prompt_tokens=prompt.tokens,
-                prompt_sha256=prompt.sha256,
-            )
-        )
-        plan, token_ids = self._plan, resolution.inputs[prompt.sha256]
-        answer = engine.generate(step.op, token_ids, plan.output_tokens, plan.seed, plan.ignore_eos)
-        client.append(
-            OperationOutput(
-                op=step.op,
-                request=answer.request,
-                token_ids=answer.token_ids,
-                logprobs=answer.logprobs,
-                finish_reason=answer.finish_reason,
-                cached_tokens=answer.cached_tokens,
-            )
-        )
+        operator = Operator(self._plan, resolution, engine, client)
+        operator.perform(planned, lambda op: self._progress.operation(arm, next(done), total, op))
 
     def _reach(self, level: ContactLevel) -> None:
         """Log the first contact at a level, before it is made (or, for the model, as soon as it is known)."""
@@ -321,11 +310,6 @@ class _Attempt:
         self._reached.add(level)
         self._archive.attempts.append(ContactReached(level=level))
         self._archive.attempts.flush()
-
-
-def _read_counters(engine: Engine, client: StreamWriter, op: str, when: Literal["before", "after"]) -> None:
-    values, missing = engine.counters()
-    client.append(CountersRead(op=op, when=when, values=values, missing=missing))
 
 
 def _close_quietly(engine: Engine) -> None:
@@ -342,7 +326,7 @@ def _explain(error: BaseException, request: RunRequest) -> tuple[Outcome, BaseEx
         case RunError():
             # The lab's own refusals come before the first request: nothing entered the sample.
             return Outcome.EXCLUDED, error
-        case EngineError():
+        case EngineError() | ServiceError():
             return Outcome.FAILED, RunError(str(error), error.log_tail)
         case ArchiveError():
             return Outcome.FAILED, RunError(str(error))
@@ -357,7 +341,7 @@ def _disk_error(error: OSError, request: RunRequest) -> RunError:
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return RunError(f"{error.filename or request.out}: {what}; check the path and its permissions")
     plan = request.plan
-    operations = len(plan.arms) * len(plan.lengths) * len(plan.operations)
+    operations = workload(plan).operations * (1 if plan.scenario else len(plan.arms))
     megabytes = 1 + operations * plan.output_tokens * BYTES_PER_OUTPUT_TOKEN // 10**6
     return RunError(f"{request.out}: {what}; the archive needs about {megabytes} MB: make room or choose another --out")
 
@@ -366,4 +350,4 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "stopped by the user"
     text = " ".join(str(error).split())
-    return text if isinstance(error, RunError | EngineError) else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, RunError | EngineError | ServiceError) else f"{type(error).__name__}: {text}"

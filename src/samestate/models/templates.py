@@ -59,6 +59,16 @@ def render(parts: PromptParts, encode: Callable[[str], list[int]], tokens: int) 
     return head + (filler * repeats)[:room] + tail
 
 
+def own_text(tag: str, encode: Callable[[str], list[int]], tokens: int) -> list[int]:
+    """Token ids of a text that only `tag` has, exactly `tokens` long: the part of a prompt that it does not share."""
+    ids: list[int] = []
+    block = 0
+    while len(ids) < tokens:
+        ids += encode(f" {sha256(f'{tag}:{block}'.encode()).hexdigest()}")
+        block += 1
+    return ids[:tokens]
+
+
 def _load() -> dict[str, Template]:
     templates = {}
     for file in sorted((resources.files(__package__) / "data" / "templates").iterdir(), key=lambda f: f.name):

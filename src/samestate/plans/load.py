@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from samestate.evidence.canonical import canonical_json, sha256_hex
-from samestate.evidence.records import OperationName
+from samestate.evidence.records import OperationName, Scalar
 from samestate.evidence.seal import SEAL_NAME, SUMS_NAME, read_pair, read_sums
 from samestate.plans.errors import PlanError, nearest, parse_model, quoted
 from samestate.plans.files import parse, read_bytes, to_json
 from samestate.plans.lengths import check_lengths
-from samestate.plans.model import AnalyzerPin, Format, Frozen, Plan, Sha256
+from samestate.plans.model import AnalyzerPin, Connector, Format, Frozen, Plan, Sha256
 from samestate.plans.operations import check_operations
+from samestate.plans.scenarios import CANDIDATE, CONTROL, check_scenario
 from samestate.plans.serve_args import check_serve_args, refused_settings, settings_named
 
 __all__ = [
@@ -34,12 +35,12 @@ __all__ = [
     "plan_sha256",
     "shipped",
     "validate_checks",
+    "with_connector",
     "with_engine",
 ]
 
 EXACT = 2**53
 _PLAN_NAME = "plan.json"
-CONTROL, CANDIDATE = "control", "candidate"
 _SUFFIXES = {".yaml", ".yml", ".json", ".lock"}
 
 
@@ -128,6 +129,33 @@ def with_engine(plan: Plan, *, model: str, serve_args: list[str]) -> Plan:
     return changed
 
 
+def with_connector(
+    plan: Plan,
+    connector: Connector | None,
+    *,
+    release: str | None = None,
+    options: dict[str, Scalar] | None = None,
+    repair: str | None = None,
+) -> Plan:
+    """The same plan with another connector in the arms that have one; None keeps theirs.
+
+    Raises `PlanError` where the plan has no such arm, or the options are not this connector's.
+    """
+    if all(arm.connector == "none" for arm in plan.arms):
+        raise PlanError(f"plan {plan.name} has no arm with a connector; leave the connector's options out")
+    update = {
+        "release": release,
+        "options": options or None,
+        "repair": repair,
+        "connector": connector,
+    }
+    given = {field: value for field, value in update.items() if value is not None}
+    arms = [arm if arm.connector == "none" else arm.model_copy(update=given) for arm in plan.arms]
+    changed = plan.model_copy(update={"arms": arms})
+    _check_arms(changed)
+    return changed
+
+
 def _shipped_files() -> dict[str, Traversable]:
     folder = files("samestate.plans").joinpath("shipped")
     return {path.name.removesuffix(".yaml"): path for path in folder.iterdir() if path.name.endswith(".yaml")}
@@ -191,8 +219,13 @@ def _check_hash(expected: str | None, actual: str, where: str) -> None:
 
 
 def _check_sense(plan: Plan) -> None:
-    check_lengths(plan.lengths)
-    check_operations(plan.operations)
+    if plan.prompts or plan.scenario:
+        if plan.lengths or plan.operations:
+            raise PlanError("scenario: beside lengths or operations; a plan is a scenario or a matrix, remove one")
+        check_scenario(plan)
+    else:
+        check_lengths(plan.lengths)
+        check_operations(plan.operations)
     _check_arms(plan)
     _check_engine(plan)
     for field, words in (("required_checks", plan.required_checks), ("differing_settings", plan.differing_settings)):
@@ -228,21 +261,39 @@ def _check_engine(plan: Plan) -> None:
 
 
 def _check_arms(plan: Plan) -> None:
-    if OperationName.RELOAD in plan.operations:
-        _check_two_arms(plan)
+    if plan.scenario or OperationName.RELOAD in plan.operations:
+        _check_connected_arms(plan)
     elif [(arm.name, arm.connector) for arm in plan.arms] != [(CANDIDATE, "none")]:
         raise PlanError(f"arms: 'repeat' tests the local cache alone; make it one {CANDIDATE!r} with connector 'none'")
 
 
-def _check_two_arms(plan: Plan) -> None:
-    if sorted(arm.name for arm in plan.arms) != sorted((CONTROL, CANDIDATE)):
+def _check_connected_arms(plan: Plan) -> None:
+    names = [arm.name for arm in plan.arms]
+    later = [arm.name for arm in plan.arms if arm.follows is not None]
+    if sorted(set(names) - set(later)) != sorted((CONTROL, CANDIDATE)) or len(set(names)) < len(names):
         raise PlanError(f"arms: must be one {CONTROL!r} and one {CANDIDATE!r}, each once")
+    if later and not plan.scenario:
+        raise PlanError(f"arms: {later[0]!r} follows another, which only a scenario's arms do; remove it")
     for index, arm in enumerate(plan.arms):
+        where = f"arms[{index}]"
         if arm.name == CONTROL and arm.connector != "none":
-            raise PlanError(f"arms[{index}].connector: the control reuses nothing external; make it 'none'")
-        if arm.name == CANDIDATE and arm.connector == "none":
-            raise PlanError(f"arms[{index}].connector: a candidate without a connector tests nothing; make it 'native'")
+            raise PlanError(f"{where}.connector: the control reuses nothing external; make it 'none'")
+        if arm.name != CONTROL and arm.connector == "none":
+            raise PlanError(f"{where}.connector: a candidate without a connector tests nothing; make it 'native'")
+        if arm.follows is not None and arm.follows != _before(plan, index):
+            raise PlanError(f"{where}.follows: must name the arm with a connector before it, {_before(plan, index)!r}")
+        if arm.service == "restarted" and arm.follows is None:
+            raise PlanError(f"{where}.service: nothing ran before this arm; remove it or say whom the arm follows")
+        if arm.connector != "lmcache":
+            for field in ("release", "options", "repair"):
+                if getattr(arm, field):
+                    raise PlanError(f"{where}.{field}: is for connector 'lmcache', not {arm.connector!r}; remove it")
     if not plan.engine.external_cache_bytes:
         raise PlanError("engine.external_cache_bytes: is 0, and the candidate's connector needs room; make it larger")
     if plan.engine.core != "here":
         raise PlanError("engine.core: transfers are watched in the engine's own process; make it 'here'")
+
+
+def _before(plan: Plan, index: int) -> str | None:
+    connected = [arm.name for arm in plan.arms[:index] if arm.connector != "none"]
+    return connected[-1] if connected else None

@@ -34,12 +34,27 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
+Connector = Literal["none", "native", "dictionary", "lmcache"]
+ReusePath = Literal["any", "cold", "local", "external", "mixed"]
+
+
 class ArmPlan(Frozen):
     """One engine under one configuration."""
 
     name: Slug
-    connector: Literal["none", "native"]
-    """``none``: no connector at all. ``native``: vLLM's offloading, audited."""
+    connector: Connector
+    """``none``: no connector at all. ``native``: vLLM's offloading. ``dictionary``: the smallest one there is, of our
+    own. ``lmcache``: LMCache's, and its server beside the engine. All but ``none`` are audited."""
+    release: str | None = None
+    """Of the connector's package, beside the engine's environment; None: the one that is installed."""
+    options: dict[str, Scalar] = {}
+    """Of the connector and its service, under upstream's names; what is not here keeps upstream's default."""
+    repair: Slug | None = None
+    """A repair put onto the release (`samestate.instruments.repairs`)."""
+    follows: Slug | None = None
+    """The arm whose external cache this one finds, in a new engine."""
+    service: Literal["kept", "restarted"] = "kept"
+    """What became of the service beside the engine since the arm that this one follows."""
 
 
 class EnginePlan(Frozen):
@@ -79,8 +94,36 @@ class AnalyzerPin(Frozen):
     """None in a shipped plan; filled in when the plan is frozen."""
 
 
+class PromptPlan(Frozen):
+    """A prompt of a scenario."""
+
+    name: Slug
+    tokens: str
+    """N: ``"3C+7"``."""
+    shares: Slug | None = None
+    """The prompt, named before, whose beginning is this one's beginning too; the rest is its own."""
+    shared: str | None = None
+    """How many tokens of it: ``"2C+1"``. At most N of both."""
+
+
+class StepPlan(Frozen):
+    """One step of a scenario: a reset of the local cache, or prompts handed to the engine at once."""
+
+    prompts: list[Slug] = []
+    reset: bool = False
+    salt: str | None = None
+    """Cache salt of the requests: other salts share nothing."""
+    path: ReusePath = "any"
+    """Where reused tokens must come from, or nothing was tested. ``any``: up to the engine."""
+    arm: Slug = "candidate"
+
+
 class Plan(Frozen):
-    """What is to be done. Its canonical JSON (RFC 8785) is its identity."""
+    """What is to be done. Its canonical JSON (RFC 8785) is its identity.
+
+    Either a matrix, every length through the same operations, or a scenario, prompts that share
+    beginnings in an order of its own; a scenario's control computes every prompt cold.
+    """
 
     format: Format
     name: Slug
@@ -88,10 +131,13 @@ class Plan(Frozen):
     question: str
     engine: EnginePlan
     arms: list[ArmPlan]
-    lengths: list[str]
-    """Prompt lengths N: ``"2C-1"``, ``"3C"``, or plain numbers."""
-    operations: list[OperationName]
-    """The operations of every case, in order."""
+    lengths: list[str] = []
+    """Of a matrix: prompt lengths N: ``"2C-1"``, ``"3C"``, or plain numbers."""
+    operations: list[OperationName] = []
+    """Of a matrix: the operations of every case, in order."""
+    prompts: list[PromptPlan] = []
+    """Of a scenario."""
+    scenario: list[StepPlan] = []
     template: Slug
     output_tokens: Annotated[int, Field(gt=0)]
     seed: int

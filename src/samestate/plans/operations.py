@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from samestate.evidence.records import OperationName
 from samestate.plans.errors import PlanError
 from samestate.plans.lengths import evaluate
-from samestate.plans.model import Plan
+from samestate.plans.model import Plan, PromptPlan, ReusePath
+from samestate.plans.scenarios import scenario_steps
 
-Role = Literal["target", "interposer-1", "interposer-2"]
 _MAX_INTERPOSERS = 2
 
 
@@ -18,24 +18,36 @@ class PlannedOperation(NamedTuple):
     """One step of a case."""
 
     op: str
-    """Unique within an arm: ``N3584.cold``, ``N3584.interposer-1``, ``N3584.repeat-1``."""
+    """Unique within an arm: ``N3584.cold``, ``N3584.interposer-1``, ``N3584.repeat-1``; in a scenario ``trunk.1``."""
     name: OperationName
-    role: Role | None
-    """Whose tokens are the prompt; None for a reset."""
+    role: str | None
+    """Whose tokens are the prompt: ``target``, ``interposer-1``, ``interposer-2``; None for a reset."""
+    salt: str | None = None
+    together: str | None = None
+    """Operations with the same word are handed to the engine at once."""
+    path: ReusePath = "any"
 
 
 class Case(NamedTuple):
-    """One prompt length and what is done with it."""
+    """One prompt length and what is done with it; of a scenario, one step, so that a prompt may come again."""
 
     id: str
-    """``N3584``."""
+    """``N3584``; in a scenario the prompt's name."""
     tokens: int
-    """N."""
+    """N; 0 for a reset of a scenario."""
     operations: list[PlannedOperation]
 
 
+class PlannedInput(NamedTuple):
+    """One prompt that a plan needs."""
+
+    case: str
+    role: str
+    tokens: int
+
+
 class Workload(NamedTuple):
-    """How much a plan asks for. Everything but the starts is for one arm."""
+    """How much a plan asks for. In a matrix everything but the starts is for one arm, in a scenario for all."""
 
     engine_starts: int
     operations: int
@@ -47,15 +59,21 @@ class Workload(NamedTuple):
 
 def workload(plan: Plan) -> Workload:
     """Count what a plan asks for, which no C changes."""
-    counts = Counter(plan.operations)
-    cases_, generations = len(plan.lengths), len(plan.operations) - counts[OperationName.RESET]
+    if plan.scenario:
+        names = [step.name for arm in plan.arms for step in scenario_steps(plan, arm.name)]
+        resets, inputs = names.count(OperationName.RESET), len(plan.prompts)
+    else:
+        names = plan.operations * len(plan.lengths)
+        resets = names.count(OperationName.RESET)
+        inputs = len(plan.lengths) * (1 + plan.operations.count(OperationName.INTERPOSER))
+    generations = len(names) - resets
     return Workload(
         engine_starts=len(plan.arms),
-        operations=cases_ * len(plan.operations),
-        generations=cases_ * generations,
-        resets=cases_ * counts[OperationName.RESET],
-        output_tokens=cases_ * generations * plan.output_tokens,
-        distinct_inputs=cases_ * (1 + counts[OperationName.INTERPOSER]),
+        operations=len(names),
+        generations=generations,
+        resets=resets,
+        output_tokens=generations * plan.output_tokens,
+        distinct_inputs=inputs,
     )
 
 
@@ -70,8 +88,13 @@ def boundary(n: int, c: int) -> int:
     return c * ((n - 1) // c)
 
 
-def cases(plan: Plan, c: int) -> list[Case]:
-    """The cases of an arm, in the plan's order. Raises `PlanError` when two lengths meet at this C."""
+def cases(plan: Plan, c: int, arm: str) -> list[Case]:
+    """The cases of an arm, in the plan's order. Raises `PlanError` when two lengths meet at this C.
+
+    In a matrix all arms have the same ones.
+    """
+    if plan.scenario:
+        return _scenario_cases(plan, c, arm)
     planned: dict[int, Case] = {}
     for index, length in enumerate(plan.lengths):
         try:
@@ -84,9 +107,50 @@ def cases(plan: Plan, c: int) -> list[Case]:
     return list(planned.values())
 
 
+def operation_ids(plan: Plan, c: int) -> list[str]:
+    """The ids of an arm's operations, in order; in a scenario those of all arms, arm after arm. Raises `PlanError`."""
+    arms = [arm.name for arm in plan.arms] if plan.scenario else [plan.arms[0].name]
+    return [step.op for arm in arms for case in cases(plan, c, arm) for step in case.operations]
+
+
+def planned_inputs(plan: Plan, c: int) -> list[PlannedInput]:
+    """Every prompt once, those of a scenario in the plan's order. Raises `PlanError`."""
+    if plan.scenario:
+        return [PlannedInput(prompt.name, "target", n) for prompt, n in _prompt_lengths(plan, c)]
+    planned = cases(plan, c, plan.arms[0].name)
+    return [
+        PlannedInput(case.id, role, case.tokens)
+        for case in planned
+        for role in dict.fromkeys(step.role for step in case.operations if step.role is not None)
+    ]
+
+
+def shared_lengths(plan: Plan, c: int) -> dict[str, tuple[str, int]]:
+    """Of a scenario: prompt -> the prompt whose beginning it shares, and how many tokens of it. Raises `PlanError`."""
+    lengths = {prompt.name: n for prompt, n in _prompt_lengths(plan, c)}
+    found: dict[str, tuple[str, int]] = {}
+    for index, prompt in enumerate(plan.prompts):
+        if prompt.shares is None or prompt.shared is None:
+            continue
+        try:
+            shared = evaluate(prompt.shared, c)
+        except PlanError as error:
+            raise error.within(f"prompts[{index}].shared") from None
+        most = min(lengths[prompt.name], lengths[prompt.shares])
+        if shared > most:
+            raise PlanError(
+                f"prompts[{index}].shared: {prompt.shared!r} is {shared} tokens at C={c}, and the two prompts "
+                f"have at most {most} to share; make it smaller"
+            )
+        found[prompt.name] = (prompt.shares, shared)
+    return found
+
+
 def check_operations(operations: list[OperationName]) -> None:
     """Raise `PlanError` unless a case is cold first and then reuses: a reload after a reset, or repeats without one."""
     counts = Counter(operations)
+    if OperationName.PROMPT in counts:
+        raise PlanError("operations: 'prompt' belongs to a scenario; remove it")
     if not operations or operations[0] is not OperationName.COLD:
         raise PlanError("operations[0]: a case begins with 'cold'; put it first")
     for name in (OperationName.COLD, OperationName.RESET, OperationName.RELOAD):
@@ -110,6 +174,32 @@ def check_operations(operations: list[OperationName]) -> None:
         )
 
 
+def _scenario_cases(plan: Plan, c: int, arm: str) -> list[Case]:
+    lengths = {prompt.name: n for prompt, n in _prompt_lengths(plan, c)}
+    return [
+        Case(
+            step.case,
+            lengths[step.prompt] if step.prompt else 0,
+            [
+                PlannedOperation(
+                    step.op, step.name, "target" if step.prompt else None, step.salt, step.together, step.path
+                )
+            ],
+        )
+        for step in scenario_steps(plan, arm)
+    ]
+
+
+def _prompt_lengths(plan: Plan, c: int) -> list[tuple[PromptPlan, int]]:
+    found = []
+    for index, prompt in enumerate(plan.prompts):
+        try:
+            found.append((prompt, evaluate(prompt.tokens, c)))
+        except PlanError as error:
+            raise error.within(f"prompts[{index}].tokens") from None
+    return found
+
+
 def _case_operations(case: str, operations: list[OperationName]) -> list[PlannedOperation]:
     planned: list[PlannedOperation] = []
     interposers = repeats = 0
@@ -117,13 +207,13 @@ def _case_operations(case: str, operations: list[OperationName]) -> list[Planned
         match name:
             case OperationName.INTERPOSER:
                 interposers += 1
-                role: Role = "interposer-1" if interposers == 1 else "interposer-2"
+                role = f"interposer-{interposers}"
                 planned.append(PlannedOperation(f"{case}.{role}", name, role))
             case OperationName.REPEAT:
                 repeats += 1
                 planned.append(PlannedOperation(f"{case}.{name}-{repeats}", name, "target"))
             case OperationName.RESET:
                 planned.append(PlannedOperation(f"{case}.{name}", name, None))
-            case OperationName.COLD | OperationName.RELOAD:
+            case _:
                 planned.append(PlannedOperation(f"{case}.{name}", name, "target"))
     return planned

@@ -27,6 +27,9 @@ class Start(Command, frozen=True, kw_only=True, tag="start"):
     save_delay_ms: int
     fault: str | None
     stream_dir: str
+    connector_options: dict[str, Scalar]
+    service: str | None
+    repair: str | None
 
 
 class Encode(Command, frozen=True, kw_only=True, tag="encode"):
@@ -35,11 +38,18 @@ class Encode(Command, frozen=True, kw_only=True, tag="encode"):
     text: str
 
 
-class Generate(Command, frozen=True, kw_only=True, tag="generate"):
-    """Run one request to its end; answered by `Generated`."""
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """One request."""
 
     request: str
     token_ids: list[int]
+    salt: str | None
+
+
+class Generate(Command, frozen=True, kw_only=True, tag="generate"):
+    """Hand in requests at once and run them to their ends; answered by `Generated`."""
+
+    asks: list[Asked]
     output_tokens: int
     seed: int
     ignore_eos: bool
@@ -81,13 +91,19 @@ class Encoded(Reply, frozen=True, kw_only=True, tag="encoded"):
     token_ids: list[int]
 
 
-class Generated(Reply, frozen=True, kw_only=True, tag="generated"):
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one request."""
+
     request: str
     token_ids: list[int]
     logprobs: list[float] | None
     finish_reason: str | None
     cached_tokens: int | None
     first_token_s: float
+
+
+class Generated(Reply, frozen=True, kw_only=True, tag="generated"):
+    answers: list[Answer]
 
 
 class WasReset(Reply, frozen=True, kw_only=True, tag="was_reset"):

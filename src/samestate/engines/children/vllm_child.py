@@ -32,19 +32,24 @@ import torch
 import vllm
 from pydantic import ValidationError
 from vllm import SamplingParams, envs
-from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.inputs import TokensPrompt
+from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.abstract import Executor
 
+from samestate.engines.children.connectors import transfer_config
 from samestate.engines.children.protocol import (
+    Answer,
     AnyCommand,
     AnyReply,
     Arm,
     Armed,
+    Asked,
     Close,
     Closed,
     Count,
@@ -144,26 +149,17 @@ class Child:
             logprobs=1,
         )
         begun = time.monotonic()
-        request = self._engine.add_request(command.request, {"prompt_token_ids": command.token_ids}, params)
-        last, first_token_s = None, 0.0
+        requests = [self._engine.add_request(ask.request, _prompt(ask), params) for ask in command.asks]
+        last: dict[str, RequestOutput] = {}
+        first_token_s: dict[str, float] = {}
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
-                first_token_s = first_token_s or time.monotonic() - begun
-                last = output
-        assert last is not None, "the engine returned no output"
+                first_token_s.setdefault(output.request_id, time.monotonic() - begun)
+                last[output.request_id] = output
         if not self._delayed_saves:
             self._settle()
-        completion = last.outputs[0]
-        token_ids = list(completion.token_ids)
-        logprobs = completion.logprobs
-        return Generated(
-            request=request,
-            token_ids=token_ids,
-            logprobs=[float(d[t].logprob) for t, d in zip(token_ids, logprobs, strict=True)] if logprobs else None,
-            finish_reason=completion.finish_reason,
-            cached_tokens=last.num_cached_tokens,
-            first_token_s=first_token_s,
-        )
+        asked = zip((ask.request for ask in command.asks), requests, strict=True)
+        return Generated(answers=[_answer(request, last[name], first_token_s[name]) for name, request in asked])
 
     def reset(self, _: Reset) -> WasReset:
         """A connector may hold a finished request's blocks until its saves are done: step the idle engine."""
@@ -227,18 +223,7 @@ class Child:
         namespace = parser.parse_args(["--model", command.model, *command.serve_args])
         args = EngineArgs.from_cli_args(namespace)
         args.disable_log_stats = False
-        if command.connector == "none":
-            return args
-        inner = KVTransferConfig(
-            kv_connector="OffloadingConnector",
-            kv_role="kv_both",
-            kv_connector_extra_config={
-                "spec_name": "HostOffloadingSpec",
-                "spec_module_path": "samestate.cache.spec",
-                "cpu_bytes_to_use": command.external_cache_bytes,
-            },
-        )
-        args.kv_transfer_config = inner if command.audit_level == "off" else _audited(inner, command)
+        args.kv_transfer_config = transfer_config(command)
         return args
 
     def _describe(self, command: Start) -> EngineStarted:
@@ -264,37 +249,32 @@ class Child:
         )
 
 
+def _prompt(ask: Asked) -> TokensPrompt:
+    prompt = TokensPrompt(prompt_token_ids=ask.token_ids)
+    if ask.salt is not None:
+        prompt["cache_salt"] = ask.salt
+    return prompt
+
+
+def _answer(request: str, output: RequestOutput, first_token_s: float) -> Answer:
+    completion = output.outputs[0]
+    token_ids, logprobs = list(completion.token_ids), completion.logprobs
+    return Answer(
+        request=request,
+        token_ids=token_ids,
+        logprobs=[float(d[t].logprob) for t, d in zip(token_ids, logprobs, strict=True)] if logprobs else None,
+        finish_reason=completion.finish_reason,
+        cached_tokens=output.num_cached_tokens,
+        first_token_s=first_token_s,
+    )
+
+
 def _engine_with_own_core(args: EngineArgs, stream_dir: Path, arm: str) -> LLMEngine:
     """As `LLMEngine.from_engine_args`, and the core records its schedule. vLLM's own choices are made first."""
     config = args.create_engine_config()
     record_in_core(config.scheduler_config, stream_dir, arm)
     executor = Executor.get_class(config)
     return LLMEngine(config, executor, log_stats=not args.disable_log_stats, multiprocess_mode=True)
-
-
-def _audited(inner: KVTransferConfig, command: Start) -> KVTransferConfig:
-    return KVTransferConfig(
-        kv_connector="AuditConnector",
-        kv_connector_module_path="samestate.instruments.connector",
-        kv_role=inner.kv_role,
-        kv_connector_extra_config={
-            "connectors": [
-                {
-                    "kv_connector": inner.kv_connector,
-                    "kv_role": inner.kv_role,
-                    "kv_load_failure_policy": inner.kv_load_failure_policy,
-                    "kv_connector_extra_config": inner.kv_connector_extra_config,
-                }
-            ],
-            "samestate": {
-                "stream_dir": command.stream_dir,
-                "arm": command.arm,
-                "level": command.audit_level,
-                "save_delay_ms": command.save_delay_ms,
-                "fault": command.fault,
-            },
-        },
-    )
 
 
 def _bind_ranks_to_cores(ranks: int) -> None:

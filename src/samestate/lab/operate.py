@@ -1,0 +1,111 @@
+"""The operations of one arm on a running engine, written down as the client saw them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+from samestate.engines.base import Ask, Engine, EngineError
+from samestate.evidence.canonical import sha256_hex
+from samestate.evidence.records import CacheReset, CountersRead, OperationEnded, OperationOutput, OperationStarted
+from samestate.evidence.stream import StreamWriter
+from samestate.lab.resolve import Resolution
+from samestate.plans.model import Plan
+from samestate.plans.operations import Case, PlannedOperation
+
+Done = Callable[[str], None]
+"""Told the id of every operation that is over."""
+
+
+class _Step(NamedTuple):
+    case: Case
+    op: PlannedOperation
+
+
+class Operator:
+    """Drives one engine through its arm's cases and writes the client's stream.
+
+    Raises `EngineError` when the engine fails, the operation's end then says so.
+    """
+
+    def __init__(self, plan: Plan, resolution: Resolution, engine: Engine, client: StreamWriter) -> None:
+        self._plan = plan
+        self._resolution = resolution
+        self._engine = engine
+        self._client = client
+
+    def perform(self, cases: list[Case], done: Done) -> None:
+        """All operations, in order; those that the plan puts together at once."""
+        for steps in _units(cases):
+            self._read_counters(steps, "before")
+            for step in steps:
+                self._start(step)
+            try:
+                if steps[0].op.role is None:
+                    self._reset(steps[0].op)
+                else:
+                    self._generate(steps)
+            except EngineError as error:
+                self._end(steps, " ".join(str(error).split()))
+                raise
+            self._end(steps, None)
+            self._read_counters(steps, "after")
+            for step in steps:
+                done(step.op.op)
+
+    def _start(self, step: _Step) -> None:
+        case, op = step
+        prompt = self._resolution.prompt(case.id, op.role) if op.role else None
+        self._client.append(
+            OperationStarted(
+                op=op.op,
+                case=case.id,
+                name=op.name,
+                prompt_tokens=prompt.tokens if prompt else 0,
+                prompt_sha256=prompt.sha256 if prompt else None,
+                salt=sha256_hex(op.salt.encode()) if op.salt else "",
+                together=op.together,
+            )
+        )
+
+    def _reset(self, op: PlannedOperation) -> None:
+        self._client.append(CacheReset(op=op.op, **self._engine.reset_local_cache()._asdict()))
+
+    def _generate(self, steps: list[_Step]) -> None:
+        plan = self._plan
+        asks = []
+        for case, op in steps:
+            assert op.role is not None
+            prompt = self._resolution.prompt(case.id, op.role)
+            asks.append(Ask(op.op, self._resolution.inputs[prompt.sha256], op.salt))
+        answers = self._engine.generate(asks, plan.output_tokens, plan.seed, plan.ignore_eos)
+        for step, answer in zip(steps, answers, strict=True):
+            self._client.append(
+                OperationOutput(
+                    op=step.op.op,
+                    request=answer.request,
+                    token_ids=answer.token_ids,
+                    logprobs=answer.logprobs,
+                    finish_reason=answer.finish_reason,
+                    cached_tokens=answer.cached_tokens,
+                )
+            )
+
+    def _end(self, steps: list[_Step], error: str | None) -> None:
+        for step in steps:
+            self._client.append(OperationEnded(op=step.op.op, ok=error is None, error=error))
+        self._client.flush()
+
+    def _read_counters(self, steps: list[_Step], when: Literal["before", "after"]) -> None:
+        values, missing = self._engine.counters()
+        for step in steps:
+            self._client.append(CountersRead(op=step.op.op, when=when, values=values, missing=missing))
+        self._client.flush()
+
+
+def _units(cases: list[Case]) -> Iterator[list[_Step]]:
+    """Operations one by one, those with the same word together."""
+    steps = [_Step(case, op) for case in cases for op in case.operations]
+    for _, unit in groupby(enumerate(steps), key=lambda at: at[1].op.together or at[0]):
+        yield [step for _, step in unit]

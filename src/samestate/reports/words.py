@@ -1,0 +1,167 @@
+"""How every report says the same thing: verdicts, numbers, the table of cases with its legend.
+
+Whatever an archive made a judgement say goes through `shown` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel
+
+from samestate.checks.analyzers import Judgement
+from samestate.checks.base import CheckResult, Finding, Verdict
+from samestate.checks.prefix_identity import CHECK as BY_CONTENT
+from samestate.checks.table import CaseRow
+from samestate.evidence.text import printable
+
+EQUAL, UNSEEN = "–", "?"
+GRID_LEGEND = (
+    "N prompt tokens · B restored prefix · p tokens credited · scheduled in the first batch after the reload · "
+    f"suffix N-B · first difference: index of the token, {EQUAL} when all are equal"
+)
+REPEAT_LEGEND = (
+    "N prompt tokens · p tokens hit in the local cache · scheduled in the first batch after the hit · "
+    f"suffix N-p · first difference from cold: index of the token, {EQUAL} when all are equal"
+)
+CONTENT_LEGEND = "B by content: the prefix whose state the loaded bytes are, by digests of what was saved"
+NO_MEASUREMENT = "not eligible for performance: no time of this run is a measurement"
+_COMPARISONS = {
+    "paired_live": "control and candidate, both live",
+    "candidate_vs_archived": "a live candidate against an archived control",
+    "within_one_arm": "repeats against cold, in one live engine",
+}
+M = TypeVar("M", bound=BaseModel)
+
+
+class GridRow(NamedTuple):
+    """One case, ready to be shown."""
+
+    row: CaseRow
+    cells: list[str]
+    """All but the verdict."""
+
+    @property
+    def name(self) -> str:
+        """``N3584``, or ``N1250 repeat 2``."""
+        return self.row.case if self.row.repeat is None else f"{self.row.case} repeat {self.row.repeat}"
+
+
+class Grid(NamedTuple):
+    """The table of cases. Every column but the verdict, which comes last, is a number or stands for one."""
+
+    headings: list[str]
+    rows: list[GridRow]
+    legend: list[str]
+
+
+def shown(model: M) -> M:
+    """`model` with every string in it made printable: a reader shows it and obeys nothing."""
+    return type(model).model_validate(_printable(model.model_dump()))
+
+
+def _printable(value: Any) -> Any:
+    match value:
+        case Verdict():
+            return value
+        case str():
+            return printable(value)
+        case list():
+            return [_printable(item) for item in value]
+        case dict():
+            return {name: _printable(item) for name, item in value.items()}
+        case _:
+            return value
+
+
+def grid(judgement: Judgement) -> Grid:
+    """The table of a judgement: study A's columns for reloads, its own for repeats; no rows where it has none."""
+    rows = judgement.table
+    if any(row.repeat for row in rows):
+        headings = ["N", "repeat", "first difference", "p", "scheduled", "suffix"]
+        return Grid(headings, [GridRow(row, _repeat(row)) for row in rows], [REPEAT_LEGEND])
+    by_content = _reads_content(judgement)
+    content = ["B by content"] if by_content else []
+    headings = ["N", "first difference", "B", *content, "p", "scheduled", "suffix", "bytes per rank"]
+    legend = [GRID_LEGEND, CONTENT_LEGEND] if by_content else [GRID_LEGEND]
+    return Grid(headings, [GridRow(row, _reload(row, by_content=by_content)) for row in rows], legend)
+
+
+def _reads_content(judgement: Judgement) -> bool:
+    """Whether B by content was asked for, or is known all the same."""
+    asked = any(result.check == BY_CONTENT for result in judgement.results)
+    return asked or any(row.content_boundary is not None for row in judgement.table)
+
+
+def _reload(row: CaseRow, *, by_content: bool) -> list[str]:
+    content = [number(row.content_boundary)] if by_content else []
+    numbers = [number(value) for value in (row.credited, row.scheduled, row.suffix)]
+    return [number(row.tokens), _first_difference(row), _boundary(row), *content, *numbers, _bytes(row.rank_bytes)]
+
+
+def _repeat(row: CaseRow) -> list[str]:
+    numbers = [number(value) for value in (row.credited, row.scheduled, row.suffix)]
+    return [number(row.tokens), number(row.repeat), _first_difference(row), *numbers]
+
+
+def _first_difference(row: CaseRow) -> str:
+    if row.first_difference is not None:
+        return number(row.first_difference)
+    return EQUAL if row.equal else UNSEEN
+
+
+def _boundary(row: CaseRow) -> str:
+    if row.boundary_reported:
+        return "ranks differ" if row.boundary is None else number(row.boundary)
+    return "not reported" if any(row.rank_bytes) else "no load"
+
+
+def _bytes(per_rank: list[int]) -> str:
+    if not per_rank:
+        return UNSEEN
+    if len(set(per_rank)) > 1:
+        return " / ".join(map(number, per_rank))
+    ranks = f" ×{len(per_rank)}" if len(per_rank) > 1 else ""
+    return number(per_rank[0]) + ranks
+
+
+def number(value: int | None) -> str:
+    """``3,584``; ``?`` for what is not recorded."""
+    return UNSEEN if value is None else f"{value:,}"
+
+
+def plain(verdict: Verdict) -> str:
+    """``not exercised``."""
+    return verdict.value.replace("_", " ")
+
+
+def reason(judgement: Judgement) -> str:
+    """Why the run's verdict is what it is, by its required checks."""
+    verdicts = {result.check: result.verdict for result in judgement.results}
+    against = [
+        f"{check} ({plain(verdicts.get(check, Verdict.UNKNOWN))})"
+        for check in judgement.required
+        if verdicts.get(check) is not Verdict.PASS
+    ]
+    return ", ".join(against) or ("all required checks pass" if judgement.required else "no check is required")
+
+
+def comparison(judgement: Judgement) -> str:
+    """What was compared with what."""
+    return _COMPARISONS.get(judgement.comparison_kind, judgement.comparison_kind)
+
+
+def told(results: Iterable[CheckResult]) -> list[CheckResult]:
+    """Results whose findings are worth reading: a check that was not exercised says so in its summary."""
+    return [result for result in results if result.findings and result.verdict is not Verdict.NOT_EXERCISED]
+
+
+def first_place(finding: Finding) -> str:
+    """Where a finding's first record stands; empty without one."""
+    return finding.evidence[0] if finding.evidence else ""
+
+
+def short(sha256: str | None) -> str:
+    """The first twelve digits; ``none`` without a hash."""
+    return sha256[:12] if sha256 else "none"
