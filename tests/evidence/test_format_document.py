@@ -25,6 +25,7 @@ NESTED = {
     "transfer group": records.TransferGroup,
     "entry": records.Entry,
     "part": records.TransferPart,
+    "patched function": records.PatchedFunction,
 }
 
 

@@ -65,3 +65,22 @@ def request_for(model: Path, tmp_path: Path) -> Callable[..., RunRequest]:
         return RunRequest(**{**fields, **overrides})
 
     return request
+
+
+class QuietProgress:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.operations: list[tuple[str, int, int, str]] = []
+
+    def stage(self, name: str) -> None:
+        self.stages.append(name)
+
+    def operation(self, arm: str, done: int, total: int, op: str) -> None:
+        self.operations.append((arm, done, total, op))
+
+
+@pytest.fixture
+def progress() -> QuietProgress:
+    return QuietProgress()

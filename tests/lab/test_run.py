@@ -13,7 +13,7 @@ import pytest
 
 from samestate.checks.analyzers import judge, source_sha256
 from samestate.checks.base import Verdict
-from samestate.engines.base import EngineError, EngineSpec, Generation
+from samestate.engines.base import Ask, EngineError, EngineSpec, Generation
 from samestate.engines.sim import Conduct, SimEngine
 from samestate.evidence import records as r
 from samestate.evidence.archive import Archive
@@ -22,26 +22,9 @@ from samestate.lab.run import REFERENCE_ARM, RunError, RunRequest, run_plan
 from samestate.plans.load import freeze, load
 from samestate.plans.model import Plan, ResolvedPlan
 
+from .conftest import QuietProgress
+
 Requests = Callable[..., RunRequest]
-
-
-class QuietProgress:
-    """Remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.stages: list[str] = []
-        self.operations: list[tuple[str, int, int, str]] = []
-
-    def stage(self, name: str) -> None:
-        self.stages.append(name)
-
-    def operation(self, arm: str, done: int, total: int, op: str) -> None:
-        self.operations.append((arm, done, total, op))
-
-
-@pytest.fixture
-def progress() -> QuietProgress:
-    return QuietProgress()
 
 
 def client(archive: Archive, arm: str) -> list[r.AnyRecord]:
@@ -257,9 +240,7 @@ def test_every_engine_is_closed_whatever_happens(small: Plan, request_for: Reque
             super().close()
             raise EngineError("would not go")
 
-        def generate(
-            self, request: str, token_ids: Sequence[int], output_tokens: int, seed: int, ignore_eos: bool
-        ) -> Generation:
+        def generate(self, asks: Sequence[Ask], output_tokens: int, seed: int, ignore_eos: bool) -> list[Generation]:
             raise ZeroDivisionError("a bug")
 
     request = request_for(small, make_engine=Watched)

@@ -71,14 +71,28 @@ def test_the_shipped_plan_says_what_it_does_not_show() -> None:
         (
             "reset, reload]",
             "relod]",
-            "operations[3]: must be 'cold', 'interposer', 'reset', 'reload' or 'repeat', not 'relod'",
+            "operations[3]: must be 'cold', 'interposer', 'reset', 'reload', 'repeat' or 'prompt', not 'relod'",
         ),
         (
             "reset, reload]",
             "reload]",
             "operations[3]: 'reload' without 'reset' before it is a local hit; put 'reset' before it",
         ),
-        ("connector: native", "connector: lmcache", "arms[1].connector: must be 'none' or 'native', not 'lmcache'"),
+        (
+            "connector: native",
+            "connector: redis",
+            "arms[1].connector: must be 'none', 'native', 'dictionary' or 'lmcache', not 'redis'",
+        ),
+        (
+            "connector: native",
+            "connector: native, repair: strict-prefix",
+            "arms[1].repair: is for connector 'lmcache', not 'native'; remove it",
+        ),
+        (
+            "connector: native",
+            "connector: native, follows: control",
+            "arms: must be one 'control' and one 'candidate', each once",
+        ),
         (
             "connector: none",
             "connector: native",

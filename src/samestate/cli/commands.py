@@ -6,9 +6,11 @@ import click
 
 from samestate import __version__
 from samestate.cli.check import check
+from samestate.cli.diff import diff
 from samestate.cli.failures import Household
 from samestate.cli.models import models
 from samestate.cli.plan import plan
+from samestate.cli.report import report
 from samestate.cli.run import run
 
 
@@ -21,5 +23,5 @@ def samestate() -> None:
     """
 
 
-for _command in (run, check, plan, models):
+for _command in (run, check, report, diff, plan, models):
     samestate.add_command(_command)

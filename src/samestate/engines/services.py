@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,11 @@ class Service(ABC):
     @abstractmethod
     def address(self) -> str:
         """``HOST:PORT``, known before it starts and the same after a restart."""
+
+    @property
+    @abstractmethod
+    def connector_options(self) -> Mapping[str, Scalar]:
+        """What the connector is told: the arm's options of its own side, and what it must know of the service."""
 
     @abstractmethod
     def start(self, checkpoint_interval: int) -> ServiceStarted:

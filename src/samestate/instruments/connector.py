@@ -137,7 +137,7 @@ class AuditConnector(MultiConnector):
                 self._observe,
                 int(options.get("save_delay_ms", 0)),
             )
-        if repair := options.get("repair"):
+        if not worker and (repair := options.get("repair")):
             self._repair(repair)
         if fault := options.get("fault"):
             live_faults.arm_at_start(fault)
@@ -147,7 +147,7 @@ class AuditConnector(MultiConnector):
 
     def _repair(self, name: str) -> None:
         """Put a repair onto the inner connector. Raises `RepairError`: an engine without it must not serve."""
-        applied = repairs.apply(name, self._connectors[0], self._role)
+        applied = repairs.apply(name, self._connectors[0])
         self._record(lambda: applied)
 
     def attend(self, level: str) -> None:

@@ -7,7 +7,7 @@ the copy, and puts the neighbouring pages and block 0 under guard.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from vllm.v1.kv_offload.base import BlockIDsLoadStoreSpec, GPULoadStoreSpec, LoadStoreSpec
@@ -24,6 +24,15 @@ from samestate.evidence.stream import StreamWriter
 from samestate.instruments.pages import Layout, Placed, neighbours
 
 
+class Run(NamedTuple):
+    """Blocks of one transfer group that lie side by side in a request's block table."""
+
+    group: int
+    first: int
+    """Index of the first in the table."""
+    blocks: list[int]
+
+
 class JobPage(NamedTuple):
     """One page of a job."""
 
@@ -33,7 +42,7 @@ class JobPage(NamedTuple):
     ref: int
     """Position of the layer in its group."""
     position: int
-    """Position of the block in the job's part of the group."""
+    """Position of the block in its run."""
     block_index: int
     block: int
 
@@ -61,6 +70,10 @@ class OpenSave(NamedTuple):
     request: str
     pages: list[JobPage]
     stored: list[torch.Tensor]
+
+
+Blocks: TypeAlias = GPULoadStoreSpec | Sequence[Run]
+"""The engine's side of a job."""
 
 
 class PageAudit:
@@ -96,7 +109,7 @@ class PageAudit:
         """The model ran a step: from now on it may have written pages itself."""
         self._step += 1
 
-    def save_submitted(self, job: int, request: str, source: GPULoadStoreSpec, target: LoadStoreSpec) -> None:
+    def save_submitted(self, job: int, request: str, source: Blocks, target: LoadStoreSpec | None) -> None:
         pages = self._pages(source)
         self._record(job, request, "save", PageSide.SOURCE, "submitted", pages, self._engine(pages))
         self._saves[job] = OpenSave(request, pages, self._stored(pages, source, target))
@@ -106,7 +119,7 @@ class PageAudit:
         self._record(job, save.request, "save", PageSide.SOURCE, "completed", save.pages, self._engine(save.pages))
         self._record(job, save.request, "save", PageSide.STORED, "completed", save.pages, save.stored)
 
-    def load_submitted(self, job: int, request: str, source: LoadStoreSpec, target: GPULoadStoreSpec) -> None:
+    def load_submitted(self, job: int, request: str, source: LoadStoreSpec | None, target: Blocks) -> None:
         pages = self._pages(target)
         self._record(job, request, "load", PageSide.STORED, "submitted", pages, self._stored(pages, target, source))
         guards = self._guard(pages) if self._poison else []
@@ -136,26 +149,23 @@ class PageAudit:
             )
         )
 
-    def _pages(self, spec: GPULoadStoreSpec) -> list[JobPage]:
-        pages: list[JobPage] = []
-        start = 0
-        for group, (size, first) in enumerate(zip(spec.group_sizes, spec.block_indices, strict=True)):
-            blocks = [int(block) for block in spec.block_ids[start : start + size]]
-            start += size
-            pages += [
-                JobPage(placed, group, ref, position, int(first) + position, block)
-                for position, block in enumerate(blocks)
-                for ref, layer in enumerate(self._layers[group])
-                for placed in self._layout.of_layer(layer)
-            ]
-        return pages
+    def _pages(self, blocks: Blocks) -> list[JobPage]:
+        runs = _runs(blocks) if isinstance(blocks, GPULoadStoreSpec) else blocks
+        return [
+            JobPage(placed, run.group, ref, position, run.first + position, block)
+            for run in runs
+            for position, block in enumerate(run.blocks)
+            for ref, layer in enumerate(self._layers[run.group])
+            for placed in self._layout.of_layer(layer)
+        ]
 
     def _engine(self, pages: Sequence[JobPage]) -> list[torch.Tensor]:
         return [page.placed.pages[page.block] for page in pages]
 
-    def _stored(self, pages: Sequence[JobPage], device: GPULoadStoreSpec, tier: LoadStoreSpec) -> list[torch.Tensor]:
+    def _stored(self, pages: Sequence[JobPage], device: Blocks, tier: LoadStoreSpec | None) -> list[torch.Tensor]:
         if self._tier is None:
             return []
+        assert isinstance(device, GPULoadStoreSpec)
         assert isinstance(tier, BlockIDsLoadStoreSpec)
         whole = {(page.group, page.ref, page.position): page.page for page in self._tier.tier_pages(device, tier)}
         return [
@@ -206,3 +216,12 @@ class PageAudit:
                 rank=self._rank, job=job, request=request, direction=direction, side=side, moment=moment, rows=rows
             )
         )
+
+
+def _runs(spec: GPULoadStoreSpec) -> list[Run]:
+    runs: list[Run] = []
+    start = 0
+    for group, (size, first) in enumerate(zip(spec.group_sizes, spec.block_indices, strict=True)):
+        runs.append(Run(group, int(first), [int(block) for block in spec.block_ids[start : start + size]]))
+        start += size
+    return runs

@@ -248,7 +248,7 @@ class _Attempt:
             stream_dir=self._archive.arm_dir(arm.name),
             log_path=self._archive.log_path(arm.name),
             core=self._plan.engine.core,
-            connector_options=arm.options,
+            connector_options=self._services.connector_options(arm),
             packages=self._request.packages if connected else None,
             service=self._services.address(arm),
             repair=arm.repair,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from samestate.engines.services import Service, ServiceError, ServiceSpec
-from samestate.evidence.records import ServiceStopped
+from samestate.evidence.records import Scalar, ServiceStopped
 from samestate.evidence.stream import StreamWriter
 from samestate.lab.errors import RunError
 from samestate.plans.model import ArmPlan
@@ -53,6 +53,11 @@ class Services:
         """``HOST:PORT`` of the arm's service."""
         service = self._by_arm.get(arm.name)
         return service.address if service else None
+
+    def connector_options(self, arm: ArmPlan) -> Mapping[str, Scalar]:
+        """Options for the arm's connector, without those of its service."""
+        service = self._by_arm.get(arm.name)
+        return service.connector_options if service else arm.options
 
     def begin(self, arm: ArmPlan, checkpoint_interval: int | None, client: StreamWriter) -> None:
         """Have the arm's service run, restarted where the plan says so. Raises `RunError` and `ServiceError`."""

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from samestate.checks.analyzers import Judgement
-from samestate.checks.base import CheckResult
+from samestate.checks.base import CheckResult, Verdict
 from samestate.checks.history import History, MissingEvidence
 from samestate.evidence.text import printable
 from samestate.reports.page_map import PageMap, require_page_maps
@@ -42,7 +42,7 @@ class Report(NamedTuple):
     why: str
     """Why the verdict is what it is."""
     checks: list[CheckResult]
-    """The required ones first, each kind in the analyzer's order."""
+    """The required ones first; one that the analyzer has no result of is unknown."""
     told: list[CheckResult]
     """Those whose findings are worth reading, in that order."""
     cases: Grid
@@ -52,6 +52,8 @@ class Report(NamedTuple):
     pages: list[PageMap]
     no_pages: str
     """Why they could not be drawn; empty also when none were read."""
+    records: int
+    """Records read."""
     facts: list[tuple[str, str]]
     """Name and value of what the verdict holds for."""
     cited: dict[str, Cited]
@@ -61,7 +63,8 @@ class Report(NamedTuple):
 def report(judgement: Judgement, history: History) -> Report:
     """Make a report of an archive's judgement and history. Lost evidence leaves gaps that say so; it never raises."""
     judgement = shown(judgement)
-    required = [result for result in judgement.results if result.check in judgement.required]
+    by_check = {result.check: result for result in judgement.results}
+    required = [by_check.get(check) or _absent(check) for check in judgement.required]
     others = [result for result in judgement.results if result.check not in judgement.required]
     drawn, no_timelines = require_timelines(history)
     pages, no_pages = require_page_maps(history)
@@ -81,9 +84,16 @@ def report(judgement: Judgement, history: History) -> Report:
         no_timelines=no_timelines,
         pages=pages,
         no_pages=no_pages,
+        records=history.records,
         facts=list(_facts(judgement, history)),
         cited={},
     )
+
+
+def _absent(check: str) -> CheckResult:
+    """What stands for a required check without a result, so that no writer forgets it."""
+    summary = "the analyzer has no result of this required check"
+    return CheckResult(check=check, verdict=Verdict.UNKNOWN, summary=summary, unit="evidence", examined=0)
 
 
 def _facts(judgement: Judgement, history: History) -> Iterable[tuple[str, str]]:
@@ -94,7 +104,8 @@ def _facts(judgement: Judgement, history: History) -> Iterable[tuple[str, str]]:
             connector = seen.rec.connector or "no connector"
             level = f", audited at {seen.rec.audit_level}" if seen.rec.audit_level else ""
             engine = f"{seen.rec.engine} {version}".strip()
-            yield f"arm {arm.name}", printable(f"{engine}, {connector}{level}, {len(arm.ranks) or 'no'} rank(s)")
+            ranks = f", {len(arm.ranks)} rank(s)" if arm.ranks else ""
+            yield f"arm {arm.name}", printable(f"{engine}, {connector}{level}{ranks}")
     with suppress(MissingEvidence):
         model = history.resolved.model
         yield "model", printable(f"{model.name} {short(model.sha256)}")

@@ -14,6 +14,7 @@ from samestate.checks.seen import Seen
 from samestate.evidence.records import OperationName, OperationOutput, OperationStarted
 from samestate.plans.operations import boundary as strict_boundary
 
+ANSWERED = "answered"
 MAX_BATCHES_DRAWN = 64
 """Prompt batches of a request that are drawn one by one."""
 _SHORTEST_MS = 1e-6
@@ -65,7 +66,7 @@ class RequestTimeline(NamedTuple):
     steps: list[float]
     """When each batch with this request was made."""
     length: float
-    """Milliseconds until the operation's end, or the last thing recorded of it."""
+    """Milliseconds until the last thing that the engine did for it; the answer may come later."""
 
 
 class CaseTimeline(NamedTuple):
@@ -108,7 +109,7 @@ def _request(
         tokens=_tokens(started.rec.prompt_tokens, interval, rows, [load.submitted.rec.boundary for load in loads]),
         events=events,
         steps=steps,
-        length=max([_SHORTEST_MS, *steps, *(event.ends or event.begins for event in events)]),
+        length=max([_SHORTEST_MS, *steps, *(event.ends or event.begins for event in events if event.name != ANSWERED)]),
     )
 
 
@@ -170,7 +171,7 @@ def _events(arm: ArmHistory, op: str, request: str, rows: list[Row], zero: int) 
         yield Event("finished", at(over.t_ns), at(over.t_ns), "the scheduler told the connector", over.where)
     for ended in arm.ends.get(op, ()):
         detail = "ok" if ended.rec.ok else f"failed: {ended.rec.error}"
-        yield Event("answered", at(ended.t_ns), at(ended.t_ns), detail, ended.where)
+        yield Event(ANSWERED, at(ended.t_ns), at(ended.t_ns), detail, ended.where)
 
 
 def require_timelines(history: History) -> tuple[list[CaseTimeline], str]:

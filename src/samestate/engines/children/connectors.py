@@ -19,6 +19,8 @@ def transfer_config(command: Start) -> KVTransferConfig | None:
     # A failed load must show: recomputing would hide it.
     inner = {"kv_role": "kv_both", "kv_load_failure_policy": "fail"} | _CONNECTORS[command.connector](command)
     if command.audit_level == "off":
+        if command.repair is not None:
+            raise ValueError(f"repair {command.repair!r}: is put on by the audit; use audit level metadata or above")
         return KVTransferConfig(**inner)
     return KVTransferConfig(
         kv_connector="AuditConnector",

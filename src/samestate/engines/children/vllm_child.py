@@ -19,6 +19,9 @@ import msgspec
 
 os.environ.update(
     VLLM_NO_USAGE_STATS="1",
+    DO_NOT_TRACK="1",
+    LMCACHE_TRACK_USAGE="false",
+    LMCACHE_DISABLE_BANNER="1",
     # vLLM seeds its block hashes from it: the same prompt then has the same key in every process.
     PYTHONHASHSEED="0",
 )
@@ -27,6 +30,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")
 
 import torch
 import vllm

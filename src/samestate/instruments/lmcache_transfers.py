@@ -1,0 +1,270 @@
+"""Transfers of LMCache's `LMCacheMPConnector`, as its worker side hands them to LMCache's server.
+
+LMCache is not imported here: the adapter works on the connector that it is given, of release 0.5.5 or 0.5.6.
+
+- A job is one store or retrieve operation. The server answers it through a future (``DeviceMessagingFuture``), which
+  the worker polls once a step, before it gives a request's blocks back; before it preempts, 0.5.6 waits for the
+  open stores, and goes on with a warning after ``lmcache.mp.mq_timeout``; 0.5.5 does not wait.
+- B is the operation's own end.
+- The server copies a retrieve wholly or answers False (``retrieve`` in its lmcache_driven_transfer.py): a load's bytes
+  are those of its parts. Of a store it may leave out what it has already, and does not say so: a save's bytes are None.
+- Stored bytes lie in the server's memory and are not read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from typing_extensions import override
+
+from samestate.evidence.records import (
+    LoadCompleted,
+    LoadSubmitted,
+    SaveCompleted,
+    SaveDelayed,
+    SaveSubmitted,
+    SaveWaited,
+    TransferGroup,
+    TransferPart,
+)
+from samestate.evidence.stream import StreamWriter
+from samestate.instruments.layout import engine_groups, transfer_layers
+from samestate.instruments.lmcache_pages import Operation, PagePlan
+from samestate.instruments.page_audit import PageAudit, Run
+from samestate.instruments.pages import Layout
+from samestate.instruments.transfers import Guard, TransferAdapter
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+CONNECTOR = ("lmcache.integration.vllm.lmcache_mp_connector", "LMCacheMPConnector")
+"""Module and name of LMCache's class. vLLM's tree has another one of this name, without hybrid groups."""
+OBJECT_GROUPS = "samestate.separate_object_groups"
+"""Key in the connector's extra config: whether the server was started with ``--separate-object-groups``.
+The server cannot be asked. Which pages it moves depends on it; left out, those are reported that move either way."""
+
+
+def is_lmcache(connector: object) -> bool:
+    """Whether it is LMCache's own multiprocess connector, or a subclass."""
+    return any((cls.__module__, cls.__name__) == CONNECTOR for cls in type(connector).__mro__)
+
+
+class Job(NamedTuple):
+    """One open transfer."""
+
+    job: int
+    load: bool
+    bytes: int
+    future: Any
+    """None: it was dropped before it reached the server."""
+    query: Callable[[], bool]
+    """The future's own poll, unwatched."""
+    due: float
+    """When it may be reported at the earliest, monotonic seconds."""
+
+
+class LMCacheAdapter(TransferAdapter):
+    """Stands before the worker's two submissions and on the futures that they leave."""
+
+    def __init__(
+        self,
+        inner: KVConnectorBase_V1,
+        config: KVCacheConfig,
+        rank: int,
+        stream: StreamWriter,
+        guard: Guard,
+        save_delay_ms: int,
+    ) -> None:
+        self._worker = inner.worker_adapter
+        self._separate = inner._vllm_config.kv_transfer_config.get_from_extra_config(OBJECT_GROUPS, None)
+        self._config = config
+        self._rank = rank
+        self._stream = stream
+        self._guarded = guard
+        self._save_delay_ms = save_delay_ms
+        self._watching = True
+        self._pages: PageAudit | None = None
+        self._all_pages: PageAudit | None = None
+        self._open: dict[int, Job] = {}
+        self._digested: set[int] = set()
+        self._next = 0
+
+    @override
+    def watch(self) -> None:
+        worker = self._worker
+        worker.submit_store_request = partial(self._submit, worker.submit_store_request, load=False)
+        worker.submit_retrieve_request = partial(self._submit, worker.submit_retrieve_request, load=True)
+        worker.get_finished = partial(self._polled, worker.get_finished)
+        worker.get_finished_with_lazy_offload = partial(self._polled, worker.get_finished_with_lazy_offload)
+
+    @override
+    def watch_pages(self, layout: Layout, poison: bool) -> None:
+        layers = transfer_layers(self._config, [group.engine_group for group in self.groups()])
+        self._pages = self._all_pages = PageAudit(self._rank, layout, layers, None, poison, self._stream)
+
+    @override
+    def attend(self, watching: bool, digesting: bool) -> None:
+        self._watching = watching
+        self._pages = self._all_pages if digesting else None
+
+    @override
+    def forward_ran(self) -> None:
+        if self._pages:
+            self._pages.forward_ran()
+
+    @override
+    def groups(self) -> list[TransferGroup]:
+        moved = sorted({info.engine_group_id for info in self._worker.engine_group_infos})
+        by_engine_group = engine_groups(self._config)
+        return [
+            TransferGroup(
+                group=index,
+                engine_group=engine_group,
+                entries=len(by_engine_group[engine_group].layers),
+                bytes_per_block=by_engine_group[engine_group].effective_bytes
+                * len(by_engine_group[engine_group].layers),
+                tokens_per_block=by_engine_group[engine_group].tokens_per_block,
+            )
+            for index, engine_group in enumerate(moved)
+        ]
+
+    @override
+    def step(self, metadata: KVConnectorMetadata) -> None:
+        """The orders are read where the worker hands them to the server."""
+
+    # --- submission -----------------------------------------------------------------------------
+
+    def _submit(
+        self, submit: Callable[..., None], request_id: str, op: Operation, *args: Any, load: bool, **kw: Any
+    ) -> None:
+        """Stands before a submission. What the worker drops (server down, not its turn to write) is no job."""
+        worker = self._worker
+        if not self._watching or not worker.is_healthy or not (load or worker.is_kv_writer):
+            submit(request_id, op, *args, **kw)
+            return
+        job, self._next = self._next, self._next + 1
+        begun: list[int] = []
+        self._guarded(lambda: begun.append(self._submitted(job, request_id, op, load)))
+        try:
+            submit(request_id, op, *args, **kw)
+        finally:
+            if begun:
+                futures = worker.retrieve_futures if load else worker.store_futures
+                found = futures.get(request_id)
+                self._guarded(lambda: self._follow(job, load, begun[0], found[0] if load and found else found))
+
+    def _submitted(self, job: int, request: str, op: Operation, load: bool) -> int:
+        """Record it; bytes of its parts."""
+        plan = PagePlan.of(self._worker, self._separate)
+        runs = plan.loaded(op) if load else plan.saved(op)
+        parts = [self._part(run) for run in runs]
+        if load:
+            self._stream.append(LoadSubmitted(rank=self._rank, job=job, request=request, boundary=op.end, parts=parts))
+            if self._pages:
+                self._pages.load_submitted(job, request, None, runs)
+        else:
+            self._stream.append(SaveSubmitted(rank=self._rank, job=job, request=request, parts=parts))
+            if self._save_delay_ms:
+                self._stream.append(SaveDelayed(rank=self._rank, job=job, delay_ms=self._save_delay_ms))
+            if self._pages:
+                self._pages.save_submitted(job, request, runs, None)
+        return sum(part.bytes for part in parts)
+
+    def _part(self, run: Run) -> TransferPart:
+        group = self.groups()[run.group]
+        return TransferPart(
+            group=run.group,
+            first_block=run.first,
+            pages=len(run.blocks) * group.entries,
+            bytes=len(run.blocks) * group.bytes_per_block,
+            boundary=(run.first + len(run.blocks)) * group.tokens_per_block,
+        )
+
+    # --- completion -----------------------------------------------------------------------------
+
+    def _follow(self, job: int, load: bool, size: int, future: Any) -> None:
+        """Watch the future that a submission left; there is none when the worker dropped it after all."""
+        delay = 0 if load else self._save_delay_ms / 1000
+        query = future.query if future is not None else lambda: True
+        self._open[job] = Job(job, load, size, future, query, time.monotonic() + delay)
+        if future is None:
+            self._completed(job, ok=False)
+            return
+        future.query = partial(self._query, self._open[job])
+        future.wait = partial(self._wait, self._open[job], future.wait)
+
+    def _query(self, job: Job) -> bool:
+        """The future's poll: done when the server is, and not before a delay is over."""
+        try:
+            done = job.query()
+        except Exception:
+            self._guarded(lambda: self._completed(job.job, ok=False))
+            raise
+        if not done or time.monotonic() < job.due:
+            return False
+        self._guarded(lambda: self._completed(job.job, ok=bool(job.future.result_)))
+        return True
+
+    def _wait(self, job: Job, wait: Callable[[float | None], bool], timeout: float | None = None) -> bool:
+        """The future's wait, delay included. The blocks may be reused as soon as it returns."""
+        was_open = job.job in self._open
+        started = time.monotonic()
+        done = wait(timeout)
+        ended = time.monotonic()
+        if done and ended < job.due:
+            left = job.due - ended
+            allowed = left if timeout is None else min(left, max(0.0, started + timeout - ended))
+            time.sleep(allowed)
+            done = time.monotonic() >= job.due
+        if was_open and not job.load and self._watching:
+            waited_ns = int((time.monotonic() - started) * 1e9)
+            self._guarded(lambda: self._waited(job.job, waited_ns, timed_out=not done))
+        return done
+
+    def _polled(self, poll: Callable[..., Any], *args: Any) -> Any:
+        """The worker's poll of its futures, and of those that it no longer keeps.
+
+        It keeps one store a request: a second one takes the place of the first, done or not. When the
+        server is down it lets go of all.
+        """
+        healthy = self._worker.is_healthy
+        answer = poll(*args)
+        for job in list(self._open.values()):
+            self._guarded(partial(self._poll_one, job, healthy))
+        return answer
+
+    def _poll_one(self, job: Job, healthy: bool) -> None:
+        try:
+            done = self._query(job)
+        except Exception:
+            return  # recorded as failed; the worker meets the same error where it looks itself
+        if not done and not healthy:
+            self._completed(job.job, ok=False)
+
+    def _completed(self, job: int, *, ok: bool) -> None:
+        done = self._open.pop(job, None)
+        if done is None:
+            return
+        self._digest(job, done.load)
+        self._digested.discard(job)
+        record: LoadCompleted | SaveCompleted = (
+            LoadCompleted(rank=self._rank, job=job, ok=ok, bytes=done.bytes if ok else None)
+            if done.load
+            else SaveCompleted(rank=self._rank, job=job, ok=ok, bytes=None)
+        )
+        self._stream.append(record)
+
+    def _waited(self, job: int, waited_ns: int, *, timed_out: bool) -> None:
+        if job in self._open:
+            self._digest(job, load=False)
+        self._stream.append(SaveWaited(rank=self._rank, jobs=[job], waited_ns=waited_ns, timed_out=timed_out))
+
+    def _digest(self, job: int, load: bool) -> None:
+        if self._pages is None or job in self._digested:
+            return
+        self._digested.add(job)
+        (self._pages.load_completed if load else self._pages.save_completed)(job)

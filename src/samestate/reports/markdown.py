@@ -1,0 +1,134 @@
+"""A report as GitHub-flavoured Markdown, for a step summary: verdict, table, first findings, the rest folded away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from samestate.checks.base import Finding, Verdict
+from samestate.reports.model import Report
+from samestate.reports.words import NO_MEASUREMENT, first_place, plain
+
+MAX_BYTES = 900_000
+"""A step summary is refused above 1 MiB (GitHub, "Workflow commands": job summaries), and a step has but one."""
+FIRST_FINDINGS = 3
+"""Of each check, before the fold."""
+FOLDED_FINDINGS = 40
+MAX_ROWS = 200
+_MARKS = {
+    Verdict.PASS: "✅",
+    Verdict.FAIL: "❌",
+    Verdict.UNKNOWN: "❔",
+    Verdict.NOT_EXERCISED: "⚪",
+    Verdict.EXCLUDED: "⚪",
+}
+_PUNCTUATION = re.compile(r"""([!"#$%'()*+,\-./:;=?@\[\\\]^_`{|}~])""")
+_ENTITIES = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
+
+
+def markdown(report: Report) -> str:
+    """The summary, under `MAX_BYTES`."""
+    for folded, rows in ((FOLDED_FINDINGS, MAX_ROWS), (0, MAX_ROWS), (0, FIRST_FINDINGS)):
+        text = "\n".join(_lines(report, folded, rows)) + "\n"
+        if len(text.encode()) < MAX_BYTES:
+            return text
+    return text.encode()[:MAX_BYTES].decode(errors="ignore")
+
+
+def _lines(report: Report, folded: int, rows: int) -> Iterator[str]:
+    judgement = report.judgement
+    yield f"## {_verdict(judgement.verdict)}: {_text(report.plan)}"
+    yield ""
+    yield f"{_text(report.why)}"
+    yield ""
+    if judgement.fault is not None:
+        yield f"**Fault injected: {_text(judgement.fault)}.** Not a normal run."
+        yield ""
+    yield from _cases(report, rows)
+    yield from _findings(report, folded)
+    yield from _folded("All checks", _checks(report))
+    yield from _folded("Scope, and what is not shown", _scope(report))
+
+
+def _cases(report: Report, most: int) -> Iterator[str]:
+    rows = report.cases.rows
+    if not rows:
+        return
+    yield from _table([*report.cases.headings, "verdict"], len(report.cases.headings))
+    for line in rows[:most]:
+        yield _row([*map(_text, line.cells), _verdict(line.row.verdict)])
+    if len(rows) > most:
+        yield _row([f"{len(rows) - most:,} more", *([""] * len(report.cases.headings))])
+    yield ""
+
+
+def _findings(report: Report, folded: int) -> Iterator[str]:
+    more: list[str] = []
+    for result in report.told:
+        yield f"**{_text(result.check)}**: {_verdict(result.verdict)}, {_text(result.summary)}"
+        yield ""
+        yield from map(_finding, result.findings[:FIRST_FINDINGS])
+        yield ""
+        rest = result.findings[FIRST_FINDINGS : FIRST_FINDINGS + folded]
+        left = len(result.findings) - FIRST_FINDINGS - len(rest)
+        if rest:
+            more += [f"**{_text(result.check)}**", "", *map(_finding, rest)]
+        if left > 0:
+            more += [
+                "",
+                f"{left:,} more findings of {_text(result.check)} are left out; `samestate check --json` has all",
+            ]
+        more += [""] if more and more[-1] else []
+    yield from _folded("More findings", more)
+
+
+def _finding(finding: Finding) -> str:
+    where = first_place(finding)
+    return f"- {_text(finding.message)} ({_text(finding.code)}{f' at {_text(where)}' if where else ''})"
+
+
+def _checks(report: Report) -> Iterator[str]:
+    yield from _table(["check", "verdict", "summary", "unit"], 0)
+    for result in report.checks:
+        name = result.check if result.check in report.judgement.required else f"{result.check} (not required)"
+        yield _row([_text(name), _verdict(result.verdict), _text(result.summary), _text(result.unit)])
+
+
+def _scope(report: Report) -> Iterator[str]:
+    judgement = report.judgement
+    yield _text(judgement.scope)
+    yield ""
+    yield " · ".join(f"{_text(name)} {_text(value)}" for name, value in report.facts)
+    if not judgement.performance_eligible:
+        yield ""
+        yield NO_MEASUREMENT
+    for title, lines in (("Not shown", judgement.not_shown), ("Limitations", judgement.limitations)):
+        if lines:
+            yield ""
+            yield f"**{title}**"
+            yield ""
+            yield from (f"- {_text(line)}" for line in lines)
+
+
+def _folded(title: str, lines: Iterable[str]) -> Iterator[str]:
+    if lines := list(lines):
+        yield from (f"<details><summary>{title}</summary>", "", *lines, "", "</details>", "")
+
+
+def _table(headings: list[str], right: int) -> Iterator[str]:
+    """The head of a table whose first `right` columns are numbers."""
+    yield _row(headings)
+    yield _row(["--:"] * right + ["---"] * (len(headings) - right))
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _verdict(verdict: Verdict) -> str:
+    return f"{_MARKS[verdict]} {plain(verdict)}"
+
+
+def _text(text: str) -> str:
+    """Text that stays text: no markup, link, mention, table cell or line of its own comes of it."""
+    return _PUNCTUATION.sub(r"\\\1", " ".join(text.split())).translate(_ENTITIES)
