@@ -27,6 +27,7 @@ from samestate.evidence.records import (
 from samestate.evidence.stream import StreamWriter
 from samestate.lab.control import SealedControl, open_control, require_same_model
 from samestate.lab.errors import RunError
+from samestate.lab.ledger import Ledger
 from samestate.lab.operate import Operator
 from samestate.lab.resolve import Resolution, planned_cases, require_room, resolve
 from samestate.lab.services import MakeService, Services, no_service
@@ -66,6 +67,8 @@ class RunRequest(NamedTuple):
     """Folder with the connector's package in the release that the plan names; None: the environment's own."""
     make_service: MakeService = no_service
     """Makes the server beside an engine, where a connector has one."""
+    ledger: Ledger | None = None
+    """Where the attempt is spent before first contact; None: nobody counts."""
     engine: str | None = None
     """What `EngineStarted` will name; a control that ran on another is refused. None: not known beforehand."""
 
@@ -97,27 +100,39 @@ def run_plan(request: RunRequest, progress: Progress) -> RunResult:
     KeyboardInterrupt and unforeseen exceptions then go on unchanged.
     """
     control = _check(request)
+    number = request.ledger.spend(request.out.name) if request.ledger else None
     try:
         archive = ArchiveWriter.create(request.out, plan_json(request.plan))
-    except ArchiveError as error:
-        raise RunError(str(error)) from None
-    except OSError as error:
-        raise _disk_error(error, request) from error
-    attempt = _Attempt(request, archive, progress, control)
+    except (ArchiveError, OSError) as error:
+        refusal = RunError(str(error)) if isinstance(error, ArchiveError) else _disk_error(error, request)
+        _conclude(request, number, Outcome.EXCLUDED, str(refusal), None)
+        raise refusal from error
+    attempt = _Attempt(request, archive, progress, control, number or 1)
     try:
         attempt.run()
         with attempt.timed("seal"):
             seal = _seal(archive)
     except BaseException as error:
-        outcome, cause = _explain(error, request)
+        outcome, cause = _explain(error, request, entered=attempt.entered)
         with suppress(OSError, ValueError):
             archive.attempts.append(AttemptEnded(outcome=outcome, reason=_one_line(cause)))
         with suppress(OSError):
             archive.abandon()
+        _conclude(request, number, outcome, _one_line(cause), None)
         if cause is error:
             raise
         raise cause from error
+    _conclude(request, number, Outcome.COMPLETED, None, seal)
     return RunResult(request.out, seal, attempt.stages)
+
+
+def _conclude(
+    request: RunRequest, number: int | None, outcome: Outcome, reason: str | None, seal_sha256: str | None
+) -> None:
+    """Tell the ledger how the attempt ended. One that it is not told of counts as spent."""
+    if request.ledger and number is not None:
+        with suppress(OSError):
+            request.ledger.conclude(number, outcome, reason, seal_sha256)
 
 
 def _seal(archive: ArchiveWriter) -> str:
@@ -161,7 +176,12 @@ class _Attempt:
     """One pass over the plan's arms. Writes everything but the seal."""
 
     def __init__(
-        self, request: RunRequest, archive: ArchiveWriter, progress: Progress, control: SealedControl | None
+        self,
+        request: RunRequest,
+        archive: ArchiveWriter,
+        progress: Progress,
+        control: SealedControl | None,
+        number: int,
     ) -> None:
         self.stages: dict[str, float] = {}
         self._plan = request.plan
@@ -171,8 +191,14 @@ class _Attempt:
         self._control = control
         self._live = [arm for arm in self._plan.arms if not (request.control and arm.name == CONTROL)]
         self._reached: set[ContactLevel] = set()
+        self._number = number
         self._resolution: Resolution | None = None
         self._resolved_sha256 = ""
+
+    @property
+    def entered(self) -> bool:
+        """Whether a request was made: what ends before is excluded from the sample."""
+        return ContactLevel.REQUEST in self._reached
 
     def run(self) -> None:
         self._begin()
@@ -208,7 +234,7 @@ class _Attempt:
         seal = self._control.seal_sha256 if self._control else None
         self._archive.attempts.append(
             AttemptStarted(
-                attempt=1,
+                attempt=self._number,
                 plan_sha256=self._archive.plan_sha256,
                 samestate_version=samestate.__version__,
                 fault=self._request.fault,
@@ -318,7 +344,7 @@ def _close_quietly(engine: Engine) -> None:
         engine.close()
 
 
-def _explain(error: BaseException, request: RunRequest) -> tuple[Outcome, BaseException]:
+def _explain(error: BaseException, request: RunRequest, *, entered: bool) -> tuple[Outcome, BaseException]:
     """How the attempt ended, and the exception that says so to the caller."""
     match error:
         case KeyboardInterrupt():
@@ -327,7 +353,7 @@ def _explain(error: BaseException, request: RunRequest) -> tuple[Outcome, BaseEx
             # The lab's own refusals come before the first request: nothing entered the sample.
             return Outcome.EXCLUDED, error
         case EngineError() | ServiceError():
-            return Outcome.FAILED, RunError(str(error), error.log_tail)
+            return Outcome.FAILED if entered else Outcome.EXCLUDED, RunError(str(error), error.log_tail)
         case ArchiveError():
             return Outcome.FAILED, RunError(str(error))
         case OSError():

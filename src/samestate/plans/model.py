@@ -152,6 +152,8 @@ class Plan(Frozen):
     """What a pass does not show; printed under every verdict."""
     instruments: InstrumentPlan = InstrumentPlan(audit_level="metadata", save_delay_ms=0)
     expected_layout: ExpectedLayout | None = None
+    allowed_attempts: Annotated[int, Field(gt=0)] | None = None
+    """Attempts at this plan's lock that may reach a request (`samestate.lab.ledger`); None: any number."""
     control_from: Slug | None = None
     """The plan whose archives may lend their control arm, besides this plan's own (`samestate.plans.lending`)."""
 
