@@ -72,3 +72,26 @@ def test_an_engine_that_cannot_start_shows_why(tmp_path: Path) -> None:
         engine.close()
     assert "\n" not in str(failure.value)
     assert failure.value.log_tail
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reply_seconds": 0.1}, "the engine gave no answer in 0 s"),
+        ({"service": "127.0.0.1:9"}, "the service at 127.0.0.1:9 is gone, and the engine still waits for it"),
+    ],
+)
+def test_an_engine_that_waits_for_ever_is_given_up(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], message: str
+) -> None:
+    monkeypatch.setattr("samestate.engines.vllm.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("samestate.engines.vllm.SERVICE_GONE_SECONDS", 0.2)
+    engine = VllmEngine(spec(tiny_model, tmp_path, **changes))
+    try:
+        with pytest.raises(EngineError) as caught:
+            engine.start()
+        assert str(caught.value) == f"arm candidate: {message}"
+        session = engine.pid
+    finally:
+        engine.close()
+    assert alive(session) == []

@@ -59,6 +59,8 @@ class EngineSpec(NamedTuple):
     """``HOST:PORT`` of the server beside the engine, where the connector has one."""
     repair: str | None = None
     """Put onto the connector when the engine starts."""
+    reply_seconds: float = 1800.0
+    """The longest that one command may take, the start included."""
 
 
 class Ask(NamedTuple):

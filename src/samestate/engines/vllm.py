@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -44,6 +47,9 @@ CLOSE_SECONDS = 30.0
 INTERRUPTED_SECONDS = 2.0
 """For an engine in the middle of a command: its streams are incomplete either way."""
 LOG_TAIL_BYTES = 4096
+POLL_SECONDS = 2.0
+SERVICE_GONE_SECONDS = 10.0
+"""How long a service may refuse connections while the engine works: it may say itself what is wrong."""
 
 R = TypeVar("R", bound=Reply)
 
@@ -189,6 +195,7 @@ class VllmEngine(Engine):
         self._busy = True
         try:
             self._send(command)
+            self._wait()
             line = self._from_child.readline()
         except BrokenPipeError:
             line = b""
@@ -202,6 +209,37 @@ class VllmEngine(Engine):
         if isinstance(reply, expected):
             return reply
         self._fail(f"the engine answered {type(reply).__name__} to {type(command).__name__}")
+
+    def _wait(self) -> None:
+        """Until the child has written, or died. An engine waits for ever for a service that is gone; we do not.
+
+        Raises `EngineError`.
+        """
+        deadline = time.monotonic() + self._spec.reply_seconds
+        refused_since: float | None = None
+        while not select.select([self._from_child], [], [], POLL_SECONDS)[0]:
+            now = time.monotonic()
+            refused_since = None if self._service_listens() else refused_since or now
+            if refused_since is not None and now - refused_since > SERVICE_GONE_SECONDS:
+                self._give_up(f"the service at {self._spec.service} is gone, and the engine still waits for it")
+            if now > deadline:
+                self._give_up(f"the engine gave no answer in {self._spec.reply_seconds:.0f} s")
+
+    def _service_listens(self) -> bool:
+        """Whether somebody takes connections at the service's address; True without one."""
+        if self._spec.service is None:
+            return True
+        host, _, port = self._spec.service.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=POLL_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
+    def _give_up(self, message: str) -> NoReturn:
+        assert self._process is not None
+        _kill_session(self._process)
+        self._fail(message)
 
     def _send(self, command: Command) -> None:
         self._to_child.write(msgspec.json.encode(command) + b"\n")
