@@ -18,6 +18,7 @@ from typing import IO, NoReturn, TypeVar
 import msgspec
 from typing_extensions import override
 
+from samestate.engines import shared_memory
 from samestate.engines.base import Ask, CounterValues, Engine, EngineError, EngineSpec, Generation, ResetResult
 from samestate.engines.children.protocol import (
     AnyReply,
@@ -185,7 +186,9 @@ class VllmEngine(Engine):
                     self._to_child.close()
                     process.wait(INTERRUPTED_SECONDS if self._busy else CLOSE_SECONDS)
         finally:
+            members = session_members(process.pid)
             _kill_session(process)
+            shared_memory.remove(members)
             for pipe in (self._to_child, self._from_child, self._log):
                 pipe.close()
 
@@ -258,6 +261,16 @@ def log_tail(path: Path) -> str:
             return log.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def session_members(session: int) -> list[int]:
+    """Processes of a session, its leader included."""
+    members = [session]
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            if os.getsid(int(entry.name)) == session:
+                members.append(int(entry.name))
+    return members
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:

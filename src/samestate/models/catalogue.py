@@ -7,12 +7,12 @@ and held against its pinned hashes each time it is asked for.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from samestate.evidence.canonical import file_sha256, sha256_hex
+from samestate.folders import cache_root
 from samestate.plans.model import ModelIdentity
 
 PINS: dict[str, dict[str, str]] = {
@@ -60,7 +60,7 @@ def ensure(name: str, folder: Path | None = None) -> Path:
     if name not in PINS:
         raise ModelError(f"no model is called {name!r}: choose one of {', '.join(names())}")
     if folder is None:
-        folder = _cache_root() / f"{name}-{_combined(PINS[name])[:12]}"
+        folder = cache_root() / f"{name}-{_combined(PINS[name])[:12]}"
     if not folder.is_dir() or not any(folder.iterdir()):
         _build(name, folder)
     _hold_against_pins(name, folder)
@@ -84,12 +84,6 @@ def _hold_against_pins(name: str, folder: Path) -> None:
             f"{folder} is not {name}: {', '.join(wrong)} missing, added or with another SHA-256 than the pinned one; "
             "remove the folder and build it again"
         )
-
-
-def _cache_root() -> Path:
-    if own := os.environ.get("SAMESTATE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samestate"
 
 
 def _combined(files: dict[str, str]) -> str:

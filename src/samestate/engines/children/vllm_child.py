@@ -81,7 +81,8 @@ SETTLE_SECONDS = 30.0
 """Longest wait for saves after a request; what is still open then shows as never completed."""
 SHUTDOWN_SECONDS = 20.0
 """For a core's own process to end, before vLLM kills it and its stream with it."""
-RESET_ATTEMPTS = 50
+RESET_SECONDS = 2.0
+"""Longest wait for finished requests to give their blocks back, beyond what saves are held back."""
 RECORDED_ENVIRONMENT = (
     "OMP_NUM_THREADS",
     "OMP_WAIT_POLICY",
@@ -121,7 +122,7 @@ class Child:
         recorder.drive()
         stream_dir = Path(command.stream_dir)
         # Saves that are held back must still be open when the next operation starts: that is what they test.
-        self._delayed_saves = command.save_delay_ms > 0
+        self._save_delay_ms = command.save_delay_ms
         args = self._engine_args(command)
         _bind_ranks_to_cores(args.tensor_parallel_size)
         if envs.VLLM_ENABLE_V1_MULTIPROCESSING:
@@ -160,20 +161,23 @@ class Child:
             for output in self._engine.step():
                 first_token_s.setdefault(output.request_id, time.monotonic() - begun)
                 last[output.request_id] = output
-        if not self._delayed_saves:
+        if not self._save_delay_ms:
             self._settle()
         asked = zip((ask.request for ask in command.asks), requests, strict=True)
         return Generated(answers=[_answer(request, last[name], first_token_s[name]) for name, request in asked])
 
     def reset(self, _: Reset) -> WasReset:
         """A connector may hold a finished request's blocks until its saves are done: step the idle engine."""
-        for attempt in range(1, RESET_ATTEMPTS + 1):
-            if self._engine.reset_prefix_cache(reset_running_requests=False, reset_connector=False):
-                return WasReset(local_reset=True, attempts=attempt)
+        deadline = time.monotonic() + RESET_SECONDS + self._save_delay_ms / 1000
+        attempts = 1
+        while not self._engine.reset_prefix_cache(reset_running_requests=False, reset_connector=False):
+            if time.monotonic() > deadline:
+                return WasReset(local_reset=False, attempts=attempts)
+            attempts += 1
             if self.core is not None:
                 self.core.step_fn()
             time.sleep(0.02)
-        return WasReset(local_reset=False, attempts=RESET_ATTEMPTS)
+        return WasReset(local_reset=True, attempts=attempts)
 
     def count(self, _: Count) -> Counted:
         values: dict[str, float] = {}
@@ -215,8 +219,10 @@ class Child:
             return
         deadline = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < deadline:
-            connector = self.core.scheduler.connector
-            if connector is None or not connector.has_pending_push_work():
+            scheduler = self.core.scheduler
+            connector = scheduler.connector
+            # A finished request stays in `requests` while a connector still reads its blocks (LMCache).
+            if connector is None or not (connector.has_pending_push_work() or scheduler.requests):
                 return
             self.core.step_fn()
             time.sleep(0.0005)
