@@ -21,7 +21,7 @@ FORMAT = 1
 
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Scalar = str | int | float | bool | None
 
 
@@ -152,7 +152,7 @@ class EngineStarted(Record, frozen=True, kw_only=True, tag="engine_started"):
     audit_level: str | None
     settings: dict[str, Scalar]
     """Effective settings under vLLM's own names, e.g. ``cache_config.block_size``."""
-    eos_token_ids: list[int]
+    eos_token_ids: list[NonNegative]
     """Every end-of-sequence id known from tokenizer, model and generation config."""
 
 
@@ -200,7 +200,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What the connector moves, e.g. ``int8``."""
     is_byte_view: bool
     """The connector moves it as bytes, whatever it holds."""
-    shape: list[int]
+    shape: list[NonNegative]
     """Of one block, in elements of `logical_dtype`."""
     storage_offset: NonNegative
     block_stride: Positive
@@ -300,10 +300,10 @@ class OperationOutput(Record, frozen=True, kw_only=True, tag="operation_output")
     op: str
     request: str
     """The engine's own request id, as schedule and transfer records use it."""
-    token_ids: list[int]
+    token_ids: list[NonNegative]
     logprobs: list[float] | None
     finish_reason: str | None
-    cached_tokens: int | None
+    cached_tokens: NonNegative | None
     """Prompt tokens that the engine says it did not compute."""
 
 
@@ -355,7 +355,7 @@ class Lookup(Record, frozen=True, kw_only=True, tag="lookup"):
     """Tokens the request has when it asks (N, for a new one)."""
     local_tokens: NonNegative
     """Tokens the local cache already holds."""
-    matched_tokens: int | None
+    matched_tokens: NonNegative | None
     """Tokens beyond the local ones; None: ask again later."""
     is_async: bool
     salt: str
@@ -367,7 +367,7 @@ class Allocated(Record, frozen=True, kw_only=True, tag="allocated"):
 
     request: str
     external_tokens: NonNegative
-    block_ids: list[list[int]]
+    block_ids: list[list[NonNegative]]
     """Per engine group. Block 0 is the null block."""
 
 
@@ -411,7 +411,7 @@ class StateComputed(Record, frozen=True, kw_only=True, tag="state_computed"):
     step: NonNegative
     request: str
     boundary: Positive
-    blocks: list[list[int]]
+    blocks: list[list[NonNegative]]
     """``[engine group, block id]`` for every recurrent group."""
 
 
@@ -420,7 +420,7 @@ class BlocksAssigned(Record, frozen=True, kw_only=True, tag="blocks_assigned"):
 
     step: NonNegative
     request: str
-    blocks: list[list[int]]
+    blocks: list[list[NonNegative]]
     """New block ids, per engine group."""
 
 
@@ -451,7 +451,7 @@ class LoadSubmitted(Record, frozen=True, kw_only=True, tag="load_submitted"):
     rank: NonNegative
     job: NonNegative
     request: str
-    boundary: int | None
+    boundary: NonNegative | None
     """B, as the transfer describes it; None: the connector has no adapter, ``not_reported``."""
     parts: list[TransferPart]
 
@@ -462,7 +462,7 @@ class LoadCompleted(Record, frozen=True, kw_only=True, tag="load_completed"):
     rank: NonNegative
     job: NonNegative
     ok: bool
-    bytes: int | None
+    bytes: NonNegative | None
 
 
 class SaveSubmitted(Record, frozen=True, kw_only=True, tag="save_submitted"):
@@ -480,14 +480,14 @@ class SaveCompleted(Record, frozen=True, kw_only=True, tag="save_completed"):
     rank: NonNegative
     job: NonNegative
     ok: bool
-    bytes: int | None
+    bytes: NonNegative | None
 
 
 class SaveWaited(Record, frozen=True, kw_only=True, tag="save_waited"):
     """The worker blocked until these jobs were done, before their blocks could be reused."""
 
     rank: NonNegative
-    jobs: list[int]
+    jobs: list[NonNegative]
     waited_ns: NonNegative
     """How long it blocked."""
     timed_out: bool
@@ -554,7 +554,7 @@ class GuardsChecked(Record, frozen=True, kw_only=True, tag="guards_checked"):
     job: NonNegative
     steps_between: NonNegative
     """Steps with a forward pass since the poison; above 0 a changed guard may be the engine's own work."""
-    changed: list[list[int]]
+    changed: list[list[NonNegative]]
     """``[entry, block]`` of every guarded page whose bytes changed."""
 
 
