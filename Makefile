@@ -5,10 +5,11 @@ export PYTHON TORCH_INDEX
 
 BIN := .venv/bin
 
-.PHONY: help setup demo test check build clean
+.PHONY: help setup demo demo-lmcache test check build clean
 
 help:
 	@echo 'make demo    cold against reload on a real vLLM, right and with a fault'
+	@echo 'make demo-lmcache   two releases of LMCache, and the older one repaired'
 	@echo 'make test    all tests'
 	@echo 'make check   format, lint, types, import contract'
 	@echo 'make build   wheel and sdist in dist/'
@@ -19,6 +20,9 @@ setup:
 
 demo: setup
 	@$(BIN)/python scripts/demo.py
+
+demo-lmcache: setup
+	@$(BIN)/python scripts/demo_lmcache.py
 
 test: setup
 	$(BIN)/python -m pytest

@@ -41,16 +41,15 @@ def block_goes_to_next(run: b.Run) -> int:
     raise AssertionError
 
 
-def wait(run: b.Run, waited_ns: int = DELAY_NS, batches: int = 1) -> None:
+def wait(run: b.Run, waited_ns: int = DELAY_NS, batches: int = 1, *, timed_out: bool = False) -> None:
     """Let the worker wait for that save, `batches` batches after the next operation's request got its blocks."""
     rows = [
         index
         for index, rec in enumerate(run.scheduler())
         if isinstance(rec, r.BatchScheduled) and rec.source is r.BatchSource.SCHEDULER and rec.rows[0].request == NEXT
     ]
-    b.during(
-        run, rows[batches - 1] + 1, [r.SaveWaited(rank=0, jobs=[save(run).job], waited_ns=waited_ns, timed_out=False)]
-    )
+    waited = r.SaveWaited(rank=0, jobs=[save(run).job], waited_ns=waited_ns, timed_out=timed_out)
+    b.during(run, rows[batches - 1] + 1, [waited])
 
 
 def early_reuse(run: b.Run) -> None:
@@ -110,6 +109,24 @@ def test_a_wait_that_comes_steps_later_does_not_cover(tmp_path: Path, batches: i
     early_reuse(run)
     wait(run, batches=batches)
     assert b.codes(run.judge(tmp_path / "a"), CHECK) == codes
+
+
+def test_a_wait_that_gave_up_fails_and_covers_nothing(tmp_path: Path) -> None:
+    run = b.build(b.instrumented_plan())
+    early_reuse(run)
+    wait(run, timed_out=True)
+    found = {finding.code: finding for finding in b.result(run.judge(tmp_path / "a"), CHECK).findings}
+    assert set(found) == {"wait_timed_out", "reuse_before_completion"}
+    gave_up = found["wait_timed_out"]
+    assert (gave_up.verdict, gave_up.place.rank, gave_up.place.op) == (Verdict.FAIL, 0, "N32.cold")
+    assert f"rank 0: the wait for save {save(run).job} gave up after {DELAY_MS} ms" in gave_up.message
+
+
+def test_a_wait_that_gave_up_on_an_unknown_job_fails_too(tmp_path: Path) -> None:
+    run = b.build(b.instrumented_plan())
+    run.worker().append(r.SaveWaited(rank=0, jobs=[900], waited_ns=1, timed_out=True))
+    finding = b.only(run.judge(tmp_path / "a"), CHECK)
+    assert (finding.code, finding.place.request) == ("wait_timed_out", None)
 
 
 def test_a_load_of_a_page_whose_save_is_not_done_fails(tmp_path: Path) -> None:

@@ -11,26 +11,16 @@ import pytest
 
 from samestate.checks.analyzers import Judgement, source_sha256
 from samestate.checks.base import Verdict
-from samestate.engines.sim import SimEngine
 from samestate.evidence import records as r
-from samestate.evidence.archive import Archive
 from samestate.evidence.records import LOCAL_HITS
-from samestate.lab.run import RunRequest, run_plan
 from samestate.plans.load import freeze, load
-from samestate.plans.model import Plan, ResolvedPlan
+from samestate.plans.model import Plan
 
 from . import builder as b
+from . import scenarios as s
 
 C, N, HIT = 256, 1250, 1024
 ARM = "candidate"
-
-
-class Silent:
-    def stage(self, name: str) -> None:
-        pass
-
-    def operation(self, arm: str, done: int, total: int, op: str) -> None:
-        pass
 
 
 def small_plan(*lengths: str) -> Plan:
@@ -42,27 +32,8 @@ def small_plan(*lengths: str) -> Plan:
 
 
 def recorded(folder: Path, *lengths: str) -> b.Run:
-    """A run of the plan on the simulated engine, taken apart into its records, in the order in which they were made."""
-    model = folder / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    plan = small_plan(*lengths)
-    request = RunRequest(plan, model, folder / "recorded", SimEngine, None, None, None, plan.engine.serve_args)
-    archive = Archive.open(run_plan(request, Silent()).archive)
-    streams: dict[tuple[str, str], list[r.Record]] = {(ARM, process): [] for process in archive.streams(ARM)}
-    lines = [(line.t_ns, process, line.rec) for _, process in streams for line in archive.records(ARM, process)]
-    before = ""
-    for _, process, record in sorted(lines, key=lambda line: line[0]):
-        if isinstance(record, r.StreamOpened | r.StreamClosed):
-            continue
-        if process != before:
-            for stream in streams.values():
-                stream.append(b.Mark(advance_ns=0))
-        streams[ARM, process].append(record)
-        before = process
-    attempts = [line.rec for line in archive.attempts() if not isinstance(line.rec, r.StreamOpened | r.StreamClosed)]
-    resolved = ResolvedPlan.model_validate_json(archive.resolved_json or b"")
-    return b.Run(plan, resolved, archive.inputs, attempts, streams)
+    """A run of the plan on the simulated engine, taken apart into its records."""
+    return s.recorded(small_plan(*lengths), folder)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from samestate.checks.base import Verdict
 from samestate.evidence import records as r
 
 from . import builder as b
+from . import scenarios as s
 
 CHECK = "page-bytes"
 COLD, RELOAD = b.request_id("candidate", "N32.cold"), b.request_id("candidate", "N32.reload")
@@ -162,3 +163,64 @@ def test_pages_that_the_local_cache_holds_need_not_be_loaded(tmp_path: Path) -> 
     assert b.codes(run.judge(tmp_path / "a"), CHECK) == ["missing_group"]
     b.edit(run.scheduler(), r.Lookup, {"local_tokens": 16}, request=request)
     assert b.codes(run.judge(tmp_path / "b"), CHECK) == []
+
+
+def relayed(tmp_path: Path) -> b.Run:
+    """Three engines after each other, one tier."""
+    return s.recorded(s.relay(), tmp_path, type("Kept", (s.Outliving,), {}))
+
+
+def test_what_was_saved_in_an_arm_is_known_in_the_arms_that_follow(tmp_path: Path) -> None:
+    judgement = relayed(tmp_path).judge(tmp_path / "a")
+    for check in ("layout", CHECK, "page-coverage", "save-completion", "prefix-identity"):
+        assert b.result(judgement, check).verdict is Verdict.PASS
+    assert {row.arm: row.content_boundary for row in judgement.table} == {
+        "candidate": 3 * s.C,
+        "candidate-2": None,
+        "candidate-3": 3 * s.C,
+    }
+
+
+def test_other_bytes_in_a_later_arm_are_named_there(tmp_path: Path) -> None:
+    run = relayed(tmp_path)
+    name = s.request(run, "trunk.4", "candidate-3")
+    stream = run.worker(arm="candidate-3")
+    for index, record in enumerate(stream):
+        if isinstance(record, r.PagesDigested) and (record.request, record.direction) == (name, "load"):
+            rows = [msgspec.structs.replace(row, digest=OTHER) for row in record.rows]
+            stream[index] = msgspec.structs.replace(record, rows=rows)
+    judgement = run.judge(tmp_path / "a")
+    found = b.result(judgement, CHECK).findings
+    assert {(finding.code, finding.place.arm, finding.place.op) for finding in found} == {
+        ("stale_page", "candidate-3", "trunk.4")
+    }
+    assert b.codes(judgement, "prefix-identity") == ["content_not_computed"]
+
+
+def test_an_arm_that_follows_nobody_knows_of_no_save_before_it(tmp_path: Path) -> None:
+    run = s.recorded(s.relay(follows=False), tmp_path, type("Kept", (s.Outliving,), {}))
+    judgement = run.judge(tmp_path / "a")
+    found = b.result(judgement, CHECK).findings
+    assert {(finding.code, finding.verdict) for finding in found} == {("not_saved_here", Verdict.UNKNOWN)}
+    assert {finding.place.arm for finding in found} == {"candidate-2", "candidate-3"}
+    assert set(b.codes(judgement, "prefix-identity")) == {"content_unknown"}
+
+
+def test_the_same_tokens_under_another_salt_are_another_page(tmp_path: Path) -> None:
+    """Bytes that were saved under one salt and come under another: equal, and not to be shared."""
+    run = s.recorded(s.small(), tmp_path)
+    b.edit(run.client(), r.OperationStarted, {"salt": "0" * 64}, op="trunk.5")
+    judgement = run.judge(tmp_path / "a")
+    assert {finding.place.op for finding in b.result(judgement, CHECK).findings} == {"trunk.6"}
+    assert b.codes(judgement, CHECK) == ["not_saved_here"] * len(b.codes(judgement, CHECK))
+    assert b.codes(judgement, "prefix-identity") == ["content_not_credited"]
+
+
+def test_layouts_of_arms_are_compared(tmp_path: Path) -> None:
+    run = relayed(tmp_path)
+    (rank,) = [rec for rec in run.worker(arm="candidate-2") if isinstance(rec, r.RankRegistered)]
+    entries = [msgspec.structs.replace(entry, layer=f"other.{entry.layer}") for entry in rank.entries]
+    b.edit(run.worker(arm="candidate-2"), r.RankRegistered, {"entries": entries})
+    finding = b.only(run.judge(tmp_path / "a"), "layout")
+    assert (finding.code, finding.place.arm) == ("ranks_differ", "candidate-2")
+    assert "other tables than rank 0 of arm candidate" in finding.message

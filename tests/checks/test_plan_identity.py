@@ -11,6 +11,7 @@ from samestate.evidence.canonical import canonical_json, sha256_hex, token_diges
 from samestate.plans.model import AnalyzerPin
 
 from . import builder as b
+from . import scenarios as s
 
 CHECK = "plan-identity"
 
@@ -175,3 +176,29 @@ def test_an_import_without_its_source_is_unknown(tmp_path: Path) -> None:
     run.attempts[0] = msgspec.structs.replace(run.attempts[0], arms=["candidate"], control_seal_sha256="1" * 64)
     finding = b.only(run.judge(tmp_path / "a"), CHECK)
     assert (finding.code, finding.verdict) == ("missing_source", Verdict.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "update", "words"),
+    [
+        ("one", {"shared": "5"}, f"agree in their first {s.C + 5} tokens, planned 5"),
+        ("one", {"shared": "C+9"}, f"agree in their first {s.C + 5} tokens, planned {s.C + 9}"),
+        ("one", {"shares": None, "shared": None}, f"agree in their first {s.C + 5} tokens, planned 0"),
+    ],
+)
+def test_prompts_that_share_other_beginnings_than_planned_fail(
+    tmp_path: Path, prompt: str, update: dict[str, str | None], words: str
+) -> None:
+    run = s.recorded(s.small(), tmp_path)
+    assert b.codes(run.judge(tmp_path / "clean"), CHECK) == []
+    prompts = [one.model_copy(update=update if one.name == prompt else {}) for one in run.plan.prompts]
+    run.plan = run.plan.model_copy(update={"prompts": prompts})
+    found = {finding.code: finding for finding in b.result(run.judge(tmp_path / "a"), CHECK).findings}
+    assert words in found["shared_checkpoint"].message
+
+
+def test_prompts_that_begin_as_one_through_a_third_share_what_both_do(tmp_path: Path) -> None:
+    plan = s.small([s.step("trunk", "one", "two")])
+    two = plan.prompts[1].model_copy(update={"name": "two", "tokens": "2C+9", "shared": "2C+5"})
+    run = s.recorded(plan.model_copy(update={"prompts": [*plan.prompts, two]}), tmp_path)
+    assert b.codes(run.judge(tmp_path / "a"), CHECK) == []

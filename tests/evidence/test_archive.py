@@ -29,6 +29,7 @@ SEALED_FILES = [
     "inputs.json",
     "plan.json",
     "resolved.json",
+    "verify.py",
 ]
 
 

@@ -80,8 +80,8 @@ def test_both_lookups_leave_out_the_last_token(monkeypatch: pytest.MonkeyPatch) 
     assert other.get_num_new_matched_tokens(REQUEST, 0) == (8, True)
     assert applied.name == "strict-prefix"
     assert [(f.module, f.qualname) for f in applied.functions] == [
-        (CONNECTOR[0], "LMCacheMPConnector.get_num_new_matched_tokens"),
-        (CONNECTOR[0], "LMCacheMPConnector.on_new_request"),
+        (__name__, "LMCacheMPConnector.get_num_new_matched_tokens"),
+        (__name__, "LMCacheMPConnector.on_new_request"),
     ]
     assert {f.source_sha256 for f in applied.functions} == {
         digest for known in repairs.STRICT_PREFIX.values() for digest in known

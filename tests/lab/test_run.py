@@ -365,7 +365,7 @@ def test_a_control_of_another_plan_an_unsealed_a_damaged_and_a_borrowed_one_are_
 ) -> None:
     first = run_plan(request_for(small, "first"), progress).archive
     other_plan = small.model_copy(update={"seed": 43})
-    assert "same plan" in refused(request_for(other_plan, control=first), progress)
+    assert "differs from plan boundary in seed" in refused(request_for(other_plan, control=first), progress)
 
     second = run_plan(request_for(small, "second", control=first), progress).archive
     assert "of its own" in refused(request_for(small, control=second), progress)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from samestate.plans.lending import objection
-from samestate.plans.load import load, with_engine
+from samestate.plans.load import load, with_connector, with_engine
 from samestate.plans.model import Plan
 
 
@@ -32,16 +32,33 @@ def test_a_plan_lends_to_itself(borrower: Plan, lender: Plan) -> None:
     assert objection(lender, lender) is None
 
 
+def test_a_plan_lends_to_its_like_with_another_connector_or_release(lender: Plan) -> None:
+    newer, older = (with_connector(lender, "lmcache", release=release) for release in ("0.5.6", "0.5.5"))
+    repaired = with_connector(older, None, repair="strict-prefix", options={"separate_object_groups": True})
+    for borrower in (newer, older, repaired):
+        assert objection(borrower, lender) is None
+        assert objection(lender, borrower) is None
+    assert objection(newer, with_engine(older, model="external", serve_args=[])) == (
+        "differs from plan boundary in engine"
+    )
+
+
+def test_other_prompts_of_a_scenario_may_not_lend() -> None:
+    scenario = load("shared-prefix")
+    other = scenario.model_copy(update={"prompts": scenario.prompts[:-1]})
+    assert objection(scenario, other) == "differs from plan shared-prefix in prompts"
+
+
 def test_a_plan_that_names_no_other_takes_none(borrower: Plan, lender: Plan) -> None:
     assert objection(lender, borrower) == (
-        "is of plan boundary-instrumented; plan boundary takes a control of the same plan only"
+        "is of plan boundary-instrumented; plan boundary takes its control from plan boundary"
     )
 
 
 @pytest.mark.parametrize(
     ("update", "words"),
     [
-        ({"name": "mine"}, "is of plan mine; plan boundary-instrumented takes its control from plan boundary"),
+        ({"name": "mine"}, "plan mine; plan boundary-instrumented takes its control from plan boundary-instrumented or bou"),
         ({"lengths": ["2C"]}, "differs from plan boundary-instrumented in lengths"),
         ({"template": "ledger-en", "seed": 1}, "differs from plan boundary-instrumented in template, seed"),
         ({"output_tokens": 8}, "output_tokens"),

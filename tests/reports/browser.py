@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -127,7 +128,7 @@ def browser(profile: Path) -> Iterator[Page]:
 
     def pipes() -> None:
         # The browser reads commands from 3 and writes answers to 4.
-        high = [os.dup(fd) for fd in (commands, answers)]
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (commands, answers)]
         for fd, target in zip(high, (3, 4), strict=True):
             os.dup2(fd, target)
 
@@ -137,7 +138,7 @@ def browser(profile: Path) -> Iterator[Page]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         close_fds=False,
-        preexec_fn=pipes,
+        preexec_fn=pipes,  # noqa: PLW1509 - no thread of ours runs, and nothing else can put a pipe at 3
     )
     os.close(commands)
     os.close(answers)

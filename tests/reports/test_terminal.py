@@ -7,89 +7,11 @@ import pytest
 from rich.console import Console
 
 from samestate.checks.analyzers import Judgement
-from samestate.checks.base import CheckResult, Finding, Place, Verdict
+from samestate.checks.base import CheckResult, Finding, Verdict
 from samestate.checks.table import CaseRow
 from samestate.reports.terminal import WIDTH, print_judgement
 
-
-def row(tokens: int, **changes: Any) -> CaseRow:
-    boundary = 1792 * ((tokens - 1) // 1792)
-    fields: dict[str, Any] = {
-        "case": f"N{tokens}",
-        "tokens": tokens,
-        "first_difference": None,
-        "equal": True,
-        "boundary": boundary,
-        "boundary_reported": True,
-        "content_boundary": None,
-        "credited": boundary,
-        "scheduled": tokens - boundary,
-        "suffix": tokens - boundary,
-        "rank_bytes": [54_809_600] * 4,
-        "verdict": Verdict.PASS,
-    }
-    return CaseRow(**(fields | changes))
-
-
-def judgement(**changes: Any) -> Judgement:
-    fields: dict[str, Any] = {
-        "analyzer": "boundary-v1",
-        "analyzer_sha256": "ab" * 32,
-        "seal_sha256": "cd" * 32,
-        "plan_sha256": "ef" * 32,
-        "fault": None,
-        "comparison_kind": "paired_live",
-        "performance_eligible": True,
-        "verdict": Verdict.PASS,
-        "results": [
-            CheckResult(
-                check="coverage", verdict=Verdict.PASS, summary="90/90 operations", unit="operations", examined=90
-            ),
-            CheckResult(check="extra", verdict=Verdict.NOT_EXERCISED, summary="no salt", unit="records", examined=0),
-        ],
-        "required": ["coverage"],
-        "table": [row(3583), row(3584)],
-        "scope": "Holds for this plan. (plan efefefefefef)",
-        "not_shown": ["No performance was measured."],
-        "limitations": [],
-    }
-    return Judgement(**(fields | changes))
-
-
-def faulty() -> Judgement:
-    findings = [
-        Finding(
-            code="retained_lookup_boundary",
-            verdict=Verdict.FAIL,
-            message=f"N3584.reload: rank {rank} restored [0, 3584), p=3583; expected B=p=1792",
-            place=Place(rank=rank),
-            evidence=["arms/candidate/worker-0.jsonl:17", "arms/candidate/scheduler.jsonl:4"],
-        )
-        for rank in range(4)
-    ]
-    boundary = CheckResult(
-        check="boundary", verdict=Verdict.FAIL, summary="8/9 reloads", unit="reloads", examined=9, findings=findings
-    )
-    wrong = row(
-        3584,
-        first_difference=0,
-        equal=False,
-        boundary=3584,
-        credited=3583,
-        scheduled=1,
-        suffix=0,
-        rank_bytes=[69_625_856] * 4,
-        verdict=Verdict.FAIL,
-    )
-    return judgement(
-        fault="full-lookup",
-        comparison_kind="candidate_vs_archived",
-        performance_eligible=False,
-        verdict=Verdict.FAIL,
-        results=[boundary],
-        required=["boundary", "transfers"],
-        table=[row(3583), wrong],
-    )
+from .made import faulty, judgement, row
 
 
 def rendered(shown: Judgement) -> str:
@@ -257,3 +179,29 @@ def test_a_terminal_obeys_nothing_that_an_archive_says() -> None:
     text = rendered(judgement(fault=evil, results=[result], scope=evil, not_shown=[evil], limitations=[evil]))
     assert not {"\x1b", "\u202e", "\r"} & set(text)
     assert text.count(r"\x1b[2J\u202e\r[bold]x[/]") >= 4
+
+
+def generation(op: str, **changes: Any) -> CaseRow:
+    """A generation of a scenario."""
+    fields = {"case": op.partition(".")[0], "arm": "candidate", "op": op, "path": "external", "planned_path": "any"}
+    return row(3593, **(fields | {"local": 0, "external": 3584} | changes))
+
+
+def test_generations_of_a_scenario_say_which_path_they_took() -> None:
+    rows = [
+        generation("two.1"),
+        generation("two.2", path="local", local=3584, boundary=None, boundary_reported=False, rank_bytes=[]),
+        generation("two.3", path="cold", planned_path="external", together="a", salted=True, verdict=Verdict.FAIL),
+    ]
+    lines = [" ".join(line.split()) for line in rendered(judgement(table=rows)).splitlines()]
+    assert any(line.startswith("two.1 external 3,593 – 0 3,584 3,584 9 pass") for line in lines)
+    assert any(line.startswith("two.2 local 3,593 – 3,584 – 3,584 9 pass") for line in lines)
+    text = " ".join(lines)
+    assert "(planned" in text and "(batch)" in text and "(salted)" in text
+    assert "where reused tokens came from" in text
+
+
+def test_generations_of_several_arms_say_whose_they_are() -> None:
+    rows = [generation("two.1"), generation("two.1", arm="restarted")]
+    text = rendered(judgement(table=rows))
+    assert "candidate two.1" in text and "restarted two.1" in text

@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from typing_extensions import override
 from vllm.platforms import current_platform
-from vllm.triton_utils import dispatcher
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 
 try:
@@ -132,4 +131,6 @@ def plain_vars(value: object) -> Mapping[str, Any]:
 
 
 if current_platform.is_cpu():
+    from vllm.triton_utils import dispatcher
+
     dispatcher.vars = plain_vars

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from samestate.checks import (
+    beside,
     completion,
     continuation,
     counters,
@@ -24,8 +25,11 @@ from samestate.checks import (
     local_hit,
     page_coverage,
     pages,
+    paths,
     poison,
     prefix_identity,
+    provenance,
+    scenario,
     settings,
     transfers,
 )
@@ -49,6 +53,9 @@ _DECIDING_SOURCES = {
 """What an analyzer's hash covers: every module that can change a verdict. None: all of the room."""
 
 
+_WHERE_IT_COMES_UP = (equality.CONTROLS, beside.INTERVENTION, beside.SERVICES)
+"""Checks of a reference, a repair, a release or a server, which most runs have not: not exercised there."""
+
 Comparison = Literal["paired_live", "candidate_vs_archived", "within_one_arm"]
 
 
@@ -66,10 +73,13 @@ class Analyzer(NamedTuple):
     two_arms: bool = True
     """A candidate is compared with a control; False: an arm with itself."""
 
+    conditional: tuple[str, ...] = _WHERE_IT_COMES_UP
+    """Checks that decide a run only where their question comes up."""
+
     @property
     def floor(self) -> tuple[str, ...]:
-        """Checks that decide every run, whatever the plan requires: all but the one that needs a reference."""
-        return tuple(check for check in self.checks if check != equality.CONTROLS)
+        """Checks that decide every run, whatever the plan requires: all but the conditional ones."""
+        return tuple(check for check in self.checks if check not in self.conditional)
 
 
 class Judgement(BaseModel):
@@ -119,7 +129,7 @@ def judge(archive: Archive, analyzer_id: str | None = None) -> Judgement:
     history = History.read(archive)
     analyzer = _known(analyzer_id or _planned_analyzer(history))
     results = [run_check(check_id, check, history) for check_id, check in analyzer.checks.items()]
-    required = _required(history, analyzer)
+    required = _required(history, analyzer, results)
     rows, limitations = _table(history, analyzer, results, required)
     return Judgement(
         analyzer=analyzer.id,
@@ -152,14 +162,21 @@ def _planned_analyzer(history: History) -> str:
         return BOUNDARY_V1
 
 
-def _required(history: History, analyzer: Analyzer) -> list[str]:
-    """The analyzer's floor, what else the plan requires, and the reference's check when there is one."""
+def _required(history: History, analyzer: Analyzer, results: Sequence[CheckResult]) -> list[str]:
+    """The analyzer's floor, what else the plan requires, and the checks whose question came up in this run."""
     try:
         planned = history.plan.required_checks
     except MissingEvidence:
         planned = []
     reference = [equality.CONTROLS] if REFERENCE in history.arms and equality.CONTROLS in analyzer.checks else []
-    return list(dict.fromkeys([*analyzer.floor, *planned, *reference]))
+    come_up = [
+        result.check
+        for result in results
+        if result.check in analyzer.conditional
+        and result.check != equality.CONTROLS
+        and result.verdict is not Verdict.NOT_EXERCISED
+    ]
+    return list(dict.fromkeys([*analyzer.floor, *planned, *reference, *come_up]))
 
 
 def _comparison(history: History, analyzer: Analyzer) -> Comparison:
@@ -223,10 +240,13 @@ def _limitations(history: History, analyzer: Analyzer) -> list[str]:
     if prefix_identity.CHECK in analyzer.checks and any(arm.pages.transfers for arm in history.arms.values()):
         found.append("Digests show which bytes a page held, not that the model reads the page at that address.")
         found.append("Page rows are repeated internal checks of recorded bytes; no device memory was read again.")
-    elif BOUNDARY in analyzer.checks:
+    elif analyzer.two_arms:
         found.append("B is what each transfer says of itself; the bytes were not inspected.")
-    if max((arm.concurrency for arm in history.arms.values()), default=0) <= 1:
+    together = max((arm.concurrency for arm in history.arms.values()), default=0)
+    if together <= 1:
         found.append("No two requests were ever in one step: nothing is shown about concurrency.")
+    else:
+        found.append(f"Up to {together} requests were in one step: nothing is shown about more, or other company.")
     control = history.arms.get(CONTROL)
     if control is not None and control.imported_from is not None:
         source = control.imported_from[:12]
@@ -247,6 +267,7 @@ def _hidden_fault(history: History, results: list[CheckResult], required: list[s
 BOUNDARY_V1 = "boundary-v1"
 BOUNDARY_INSTRUMENTED_V1 = "boundary-instrumented-v1"
 LOCAL_HIT_V1 = "local-hit-v1"
+SHARED_PREFIX_V1 = "shared-prefix-v1"
 
 
 def _identity_under(analyzer_id: str) -> Check:
@@ -268,6 +289,7 @@ def _boundary_checks(analyzer_id: str) -> dict[str, Check]:
         continuation.EOS_ABSENT: continuation.eos_absent,
         continuation.NON_VACUITY: continuation.non_vacuity,
         equality.CONTROLS: equality.controls_equal,
+        **_BESIDE,
     }
 
 
@@ -286,6 +308,29 @@ def _local_hit_checks(analyzer_id: str) -> dict[str, Check]:
     }
 
 
+def _cold_equality(history: History) -> CheckResult:
+    return scenario.cold_equality(history, provenance.impossible(history))
+
+
+def _shared_prefix_checks(analyzer_id: str) -> dict[str, Check]:
+    return {
+        integrity.CHECK: integrity.integrity,
+        coverage.CHECK: coverage.coverage,
+        PLAN_IDENTITY: _identity_under(analyzer_id),
+        settings.CHECK: settings.settings,
+        scenario.COLD_EQUALITY: _cold_equality,
+        provenance.CHECK: provenance.provenance,
+        paths.CHECK: paths.paths,
+        counters.CHECK: counters.preemptions_shown,
+        continuation.EOS_ABSENT: continuation.eos_absent,
+        continuation.NON_VACUITY: paths.non_vacuity,
+        **_PAGE_CHECKS,
+        poison.CHECK: poison.poison_as_planned,
+        **_BESIDE,
+    }
+
+
+_BESIDE: dict[str, Check] = {beside.INTERVENTION: beside.intervention, beside.SERVICES: beside.services}
 _PAGE_CHECKS: dict[str, Check] = {
     layout.CHECK: layout.layout,
     pages.CHECK: pages.page_bytes,
@@ -300,6 +345,12 @@ ANALYZERS: dict[str, Analyzer] = {
     BOUNDARY_V1: Analyzer(BOUNDARY_V1, _boundary_checks(BOUNDARY_V1)),
     BOUNDARY_INSTRUMENTED_V1: Analyzer(
         BOUNDARY_INSTRUMENTED_V1, _boundary_checks(BOUNDARY_INSTRUMENTED_V1) | _PAGE_CHECKS
+    ),
+    SHARED_PREFIX_V1: Analyzer(
+        SHARED_PREFIX_V1,
+        _shared_prefix_checks(SHARED_PREFIX_V1),
+        scenario.scenario_table,
+        conditional=(*_WHERE_IT_COMES_UP, poison.CHECK),
     ),
     LOCAL_HIT_V1: Analyzer(LOCAL_HIT_V1, _local_hit_checks(LOCAL_HIT_V1), local_hit.repeat_table, two_arms=False),
 }

@@ -7,7 +7,7 @@ drafts. B = N with p = N−1 is the lookup over the full prompt (requirements 18
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile
 from typing import NamedTuple
 
@@ -44,12 +44,7 @@ class Reload(NamedTuple):
     @property
     def boundaries(self) -> dict[int, int | None]:
         """B by rank, the farthest of its loads; None: not reported by one of them."""
-        by_rank: dict[int, int | None] = {}
-        for rank, loads in sorted(self.loads.items()):
-            reported = [load.submitted.rec.boundary for load in loads]
-            known = [boundary for boundary in reported if boundary is not None]
-            by_rank[rank] = max(known) if len(known) == len(reported) else None
-        return by_rank
+        return {rank: restored(loads) for rank, loads in sorted(self.loads.items())}
 
     @property
     def first(self) -> Row | None:
@@ -63,6 +58,21 @@ class Reload(NamedTuple):
         return wheres + [schedule[0].where for schedule in (self.connector, self.scheduler) if schedule]
 
 
+def restored(loads: Sequence[Load]) -> int | None:
+    """B of one rank: the farthest of its loads; None: not reported by one of them, or there is none."""
+    reported = [load.submitted.rec.boundary for load in loads]
+    known = [boundary for boundary in reported if boundary is not None]
+    return max(known) if known and len(known) == len(reported) else None
+
+
+def by_rank(loads: Sequence[Load]) -> dict[int, list[Load]]:
+    """Loads of one request by rank."""
+    found: dict[int, list[Load]] = {}
+    for load in loads:
+        found.setdefault(load.submitted.rec.rank, []).append(load)
+    return found
+
+
 def reloads(history: History) -> list[Reload]:
     """The candidate's planned reloads, in order; raises MissingEvidence."""
     arm = history.arm(CANDIDATE)
@@ -70,9 +80,7 @@ def reloads(history: History) -> list[Reload]:
     for case, op in history.generations(OperationName.RELOAD):
         output = arm.output(op.op)
         request = output.rec.request if output else None
-        loads: dict[int, list[Load]] = {}
-        for load in arm.loads.get(request, ()) if request else ():
-            loads.setdefault(load.submitted.rec.rank, []).append(load)
+        loads = by_rank(arm.loads.get(request, ()) if request else ())
         schedules = (arm.schedule(op.op), arm.schedule(op.op, BatchSource.CONNECTOR))
         found.append(Reload(case.id, op.op, case.tokens, request, loads, *schedules))
     return found

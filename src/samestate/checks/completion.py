@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place
-from samestate.checks.history import CANDIDATE, ArmHistory, History
+from samestate.checks.history import ArmHistory, History
 from samestate.checks.layout import RankLayout, rank_layouts
 from samestate.checks.page_history import Assigned, Transfer, Wait
 from samestate.checks.prefixes import Prefixes
@@ -35,17 +35,24 @@ class Reuse(NamedTuple):
 
 
 def save_completion(history: History) -> CheckResult:
-    """Pair every save of the candidate with its completion, and every early reuse with its wait."""
-    arm = history.arm(CANDIDATE)
+    """Pair every save of the candidates with its completion, and every early reuse with its wait."""
     planned_ms = history.plan.instruments.save_delay_ms
-    saves = _Saves(arm, rank_layouts(arm), Prefixes(history, arm), history.whole(arm.name), planned_ms)
-    findings = list(saves.findings())
-    early = f"waits paired {saves.waited}/{saves.early}" if saves.early else "waits paired 0/0: none came early"
+    arms = [
+        _Saves(arm, rank_layouts(arm), Prefixes(history, arm), history.whole(arm.name), planned_ms)
+        for arm in history.candidates
+    ]
+    findings = [finding for saves in arms for finding in saves.findings()]
+    made, reuses = sum(len(saves.saves) for saves in arms), sum(saves.reuses for saves in arms)
+    if made and not reuses:
+        message = "no page was loaded or reused after it was saved: nothing depended on a completion"
+        findings.append(unknown("vacuous", message, Place(arm=history.candidates[0].name)))
+    waited, early = sum(saves.waited for saves in arms), sum(saves.early for saves in arms)
     summary = (
-        f"{saves.completed}/{len(saves.saves)} saves completed, {saves.delayed} delayed; "
-        f"{saves.reuses} dependent reuses, {early}"
+        f"{sum(saves.completed for saves in arms)}/{made} saves completed, "
+        f"{sum(saves.delayed for saves in arms)} delayed; {reuses} dependent reuses, "
+        f"waits paired {waited}/{early}{'' if early else ': none came early'}"
     )
-    return conclude(CHECK, findings, unit="saves", examined=len(saves.saves), summary=summary)
+    return conclude(CHECK, findings, unit="saves", examined=made, summary=summary)
 
 
 class _Saves:
@@ -71,9 +78,7 @@ class _Saves:
             place = self._prefixes.place(save.request).model_copy(update={"rank": save.rank})
             yield from self._completion(save, name, place)
             yield from self._dependents(save, name, place)
-        if self.saves and not self.reuses:
-            message = "no page was loaded or reused after it was saved: nothing depended on a completion"
-            yield unknown("vacuous", message, Place(arm=CANDIDATE))
+        yield from self._timed_out()
 
     def _completion(self, save: Transfer, name: str, place: Place) -> Iterator[Finding]:
         if save.submitted is None:
@@ -96,6 +101,20 @@ class _Saves:
             message = f"{name} is held back for {save.delayed.rec.delay_ms} ms and completed after {after:.1f} ms"
             yield fail("early_complete", f"{message}{self._first_page(save)}", place, save.evidence)
 
+    def _timed_out(self) -> Iterator[Finding]:
+        """Waits that gave up, also for a job that is not on record."""
+        owners = {(save.rank, save.job): save for save in self.saves}
+        for (rank, job), waits in sorted(self._arm.pages.waits.items()):
+            request = owners[rank, job].request if (rank, job) in owners else ""
+            place = self._prefixes.place(request).model_copy(update={"rank": rank})
+            for wait in waits:
+                if wait.timed_out:
+                    message = (
+                        f"{self._prefixes.name(request)}: rank {rank}: the wait for save {job} gave up after "
+                        f"{wait.waited_ns / 1e6:.0f} ms, and the worker went on with the job open"
+                    )
+                    yield fail("wait_timed_out", message, place, [wait.where])
+
     def _dependents(self, save: Transfer, name: str, place: Place) -> Iterator[Finding]:
         done = min((one.t_ns for one in save.completions), default=None)
         waits = self._arm.pages.waits.get((save.rank, save.job), [])
@@ -115,7 +134,7 @@ class _Saves:
 
     def _covers(self, wait: Wait, save: Transfer, reuse: Reuse) -> bool:
         """The wait was over after the delay was, and before the reuse."""
-        return max(save.t_ns, save.due_ns) <= wait.t_ns <= reuse.until_ns
+        return not wait.timed_out and max(save.t_ns, save.due_ns) <= wait.t_ns <= reuse.until_ns
 
     def _reuses(self, save: Transfer) -> Iterator[Reuse]:
         rows = save.rows(PageSide.SOURCE, "submitted")

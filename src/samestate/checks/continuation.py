@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.boundary import reloads
 from samestate.checks.history import CANDIDATE, CONTROL, History
@@ -44,20 +46,17 @@ def eos_absent(history: History) -> CheckResult:
 
 def non_vacuity(history: History) -> CheckResult:
     """Something was reused, the control reused nothing, and the outputs depend on their prompts."""
-    hits = sum(1 for reload in reloads(history) if any(rank_bytes(reload).values()))
-    findings = [*_control_reused(history)]
+    hits = sum(1 for reload in reloads(history) if any(rank_bytes(reload.loads).values()))
+    findings = control_reused(history)
     if not hits:
         message = "no reload of the candidate moved a byte: nothing was tested"
         findings.append(unknown("vacuous", message, Place(arm=CANDIDATE)))
-    varied, examined = varied_outputs(history)
-    findings += varied
-    summary = f"{hits} reloads moved bytes, {examined} generations varied" if not findings else findings[0].message
-    return conclude(NON_VACUITY, findings, unit="generations", examined=examined, summary=summary)
+    return with_varied_outputs(history, findings, f"{hits} reloads moved bytes")
 
 
-def varied_outputs(history: History) -> tuple[list[Finding], int]:
-    """Outputs that are too uniform to show anything, and how many were looked at."""
-    findings: list[Finding] = []
+def with_varied_outputs(history: History, found: Sequence[Finding], reused: str) -> CheckResult:
+    """``non-vacuity``: what was `found` about reuse, and outputs that are too uniform to show anything."""
+    findings = list(found)
     examined = 0
     for name in [arm.name for arm in history.plan.arms]:
         arm = history.arm(name)
@@ -78,16 +77,18 @@ def varied_outputs(history: History) -> tuple[list[Finding], int]:
                 f"arm {name}: {len(prompts)} inputs, {len(outputs)} distinct outputs: they do not depend on the prompt"
             )
             findings.append(unknown("vacuous", message, Place(arm=name)))
-    return findings, examined
+    summary = f"{reused}, {examined} generations varied" if not findings else findings[0].message
+    return conclude(NON_VACUITY, findings, unit="generations", examined=examined, summary=summary)
 
 
-def _control_reused(history: History) -> list[Finding]:
+def control_reused(history: History) -> list[Finding]:
+    """External reuse in the control, which makes it no reference."""
     arm = history.arm(CONTROL)
     findings = [
         unknown("vacuous", f"the control loaded for request {request}", Place(arm=CONTROL, request=request))
         for request in arm.loads
     ]
-    for case, op in history.generations():
+    for case, op in history.generations(arm=CONTROL):
         if arm.counter(op.op, EXTERNAL_HITS):
             message = f"the control counts external hits in {op.op}"
             findings.append(

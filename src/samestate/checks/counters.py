@@ -12,6 +12,23 @@ CHECK = "preemptions"
 
 def preemptions(history: History) -> CheckResult:
     """The counter around every operation of every planned arm, and the requests named as preempted."""
+    findings, examined, readable = _counted(history)
+    preempted = sum(finding.code == "preempted" for finding in findings)
+    summary = f"{readable}/{examined} operations readable, {preempted or 'none'} preempted"
+    return conclude(CHECK, findings, unit="operations", examined=examined, summary=summary)
+
+
+def preemptions_shown(history: History) -> CheckResult:
+    """The same, where a preemption is no fault: counted for the reader, and unknown only where it cannot be counted."""
+    findings, examined, readable = _counted(history)
+    unclear = [finding for finding in findings if finding.code != "preempted"]
+    preempted = len(findings) - len(unclear)
+    summary = f"{readable}/{examined} operations readable, {preempted or 'none'} preempted (counted, not judged)"
+    return conclude(CHECK, unclear, unit="operations", examined=examined, summary=summary)
+
+
+def _counted(history: History) -> tuple[list[Finding], int, int]:
+    """Findings, operations, and how many of them could be read."""
     findings: list[Finding] = []
     examined = readable = 0
     for name in [arm.name for arm in history.plan.arms]:
@@ -30,6 +47,4 @@ def preemptions(history: History) -> CheckResult:
         for request, wheres in arm.preempted.items():
             message = f"arm {name}: request {request} was preempted {len(wheres)} times"
             findings.append(fail("preempted", message, Place(arm=name, request=request), wheres))
-    preempted = sum(finding.code == "preempted" for finding in findings)
-    summary = f"{readable}/{examined} operations readable, {preempted or 'none'} preempted"
-    return conclude(CHECK, findings, unit="operations", examined=examined, summary=summary)
+    return findings, examined, readable

@@ -22,7 +22,7 @@ def credits_agree(history: History) -> Iterator[Finding]:
             if output is None or not schedule:
                 continue
             place = Place(arm=name, case=case.id, op=op.op, request=output.rec.request)
-            one = _Credit(arm, schedule[0], place, whole=history.whole(name))
+            one = Credit(arm, schedule[0], place, whole=history.whole(name))
             yield from one.cached(output.rec.cached_tokens, output.where)
             if arm.connected:
                 yield from one.looked_up(output.rec.request, case.tokens)
@@ -30,7 +30,7 @@ def credits_agree(history: History) -> Iterator[Finding]:
                 yield from one.allocated(output.rec.request)
 
 
-class _Credit:
+class Credit:
     """p of one generation, and what other records make of it."""
 
     def __init__(self, arm: ArmHistory, first: Row, place: Place, *, whole: bool) -> None:

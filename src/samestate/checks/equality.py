@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place, Verdict
 from samestate.checks.geometry import unattributable
 from samestate.checks.history import CANDIDATE, CONTROL, REFERENCE, ArmHistory, History
+from samestate.checks.seen import Seen
 from samestate.checks.verdicts import conclude, fail, unknown
-from samestate.evidence.records import OperationName
+from samestate.evidence.records import OperationName, OperationOutput
 
 PAIRED = "paired-equality"
 RELOAD = "reload-equality"
@@ -104,12 +105,9 @@ def _pair(history: History, pair: Comparison) -> list[Finding]:
         )
         return [unknown("missing_output", f"no output of {absent} to compare", place)]
     evidence = [left.where, right.where]
-    findings = []
+    findings = list[Finding]()
     for side, output in ((pair.reference, left), (pair.subject, right)):
-        length, planned = len(output.rec.token_ids), history.plan.output_tokens
-        if length == 0 or length > planned or (history.plan.ignore_eos and length != planned):
-            message = f"{side}: {length} tokens, planned {planned}"
-            findings.append(fail("wrong_length", message, place, [output.where]))
+        findings += wrong_length(history, str(side), output, place)
     index = first_difference(left.rec.token_ids, right.rec.token_ids)
     if index is None:
         return findings
@@ -123,6 +121,13 @@ def _pair(history: History, pair: Comparison) -> list[Finding]:
         message = f"{message}, and cannot be attributed: {parted.message}"
         findings.append(unknown("geometry_mismatch", message, place, [*evidence, *parted.evidence]))
     return findings
+
+
+def wrong_length(history: History, name: str, output: Seen[OperationOutput], place: Place) -> Iterator[Finding]:
+    """An output that is not as long as the plan wants it."""
+    length, planned = len(output.rec.token_ids), history.plan.output_tokens
+    if length == 0 or length > planned or (history.plan.ignore_eos and length != planned):
+        yield fail("wrong_length", f"{name}: {length} tokens, planned {planned}", place, [output.where])
 
 
 def _not_repeatable(finding: Finding) -> Finding:

@@ -12,9 +12,9 @@ from itertools import chain, dropwhile, zip_longest
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place
-from samestate.checks.history import CANDIDATE, CONTROL, History, Row, Schedule
+from samestate.checks.history import CANDIDATE, CONTROL, ArmHistory, History, Row, Schedule
 from samestate.checks.verdicts import conclude, fail, unknown
-from samestate.evidence.records import BatchSource, OperationName
+from samestate.evidence.records import BatchSource, EntryKind, OperationName
 from samestate.plans.operations import Case, PlannedOperation
 
 CHECK = "geometry"
@@ -61,9 +61,19 @@ def unattributable(
     return mismatch(reference, subject, whole=False)
 
 
+def only_step_ends(arm: ArmHistory) -> bool:
+    """Whether recurrent state lies where a step ended, and nowhere else; raises MissingEvidence without an engine."""
+    return arm.engine.rec.settings.get("cache_config.mamba_cache_mode") == "align" and any(
+        group.entry_kind is EntryKind.RECURRENT
+        for seen in arm.schedulers
+        if not seen.rec.saves_within_steps
+        for group in seen.rec.engine_groups
+    )
+
+
 def geometry(history: History) -> CheckResult:
     """Candidate against control: reloads over [B, N) and decode, all else whole."""
-    findings = list(_sources(history))
+    findings = list(sources_agree(history))
     examined = equal = 0
     for case, op in history.generations():
         examined += 1
@@ -79,7 +89,7 @@ def _operation(history: History, case: Case, op: PlannedOperation) -> Iterator[F
     place = Place(arm=CANDIDATE, case=case.id, op=op.op)
     for arm in (control, candidate):
         output, schedule = arm.output(op.op), arm.schedule(op.op)
-        gap = _gap(schedule, case.tokens + len(output.rec.token_ids) - 1 if output else 0)
+        gap = missing_steps(schedule, case.tokens + len(output.rec.token_ids) - 1 if output else 0)
         if gap is not None:
             yield unknown(
                 "missing_batches", f"arm {arm.name}: {op.op}: {gap}", place.model_copy(update={"arm": arm.name})
@@ -101,7 +111,7 @@ def _operation(history: History, case: Case, op: PlannedOperation) -> Iterator[F
         yield unknown("geometry_mismatch", message, place, parted.evidence)
 
 
-def _gap(schedule: Schedule | None, end: int) -> str | None:
+def missing_steps(schedule: Schedule | None, end: int) -> str | None:
     """What is missing from rows that should reach from the first start to `end`."""
     if not schedule:
         return "no step is recorded"
@@ -113,7 +123,7 @@ def _gap(schedule: Schedule | None, end: int) -> str | None:
     return f"no step is recorded beyond token {reached}, expected {end}" if reached < end else None
 
 
-def _sources(history: History) -> Iterator[Finding]:
+def sources_agree(history: History) -> Iterator[Finding]:
     """Scheduler and connector saw the same rows, wherever both were there to see them.
 
     A contradiction is two rows that start alike and go on differently. A row of one source

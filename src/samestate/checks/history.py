@@ -144,6 +144,9 @@ class ArmHistory:
     outputs: dict[str, list[Seen[r.OperationOutput]]] = field(default_factory=dict)
     ends: dict[str, list[Seen[r.OperationEnded]]] = field(default_factory=dict)
     stopped: list[Seen[r.EngineStopped]] = field(default_factory=list)
+    services: list[Seen[r.ServiceStarted]] = field(default_factory=list)
+    services_over: list[Seen[r.ServiceStopped]] = field(default_factory=list)
+    interventions: list[Seen[r.InterventionApplied]] = field(default_factory=list)
     resets: dict[str, list[Seen[r.CacheReset]]] = field(default_factory=dict)
     counters: dict[str, list[Seen[r.CountersRead]]] = field(default_factory=dict)
     lookups: dict[str, list[Seen[r.Lookup]]] = field(default_factory=dict)
@@ -278,6 +281,15 @@ class History:
             raise MissingEvidence("missing_arm", f"the archive has no arm {name}")
         return self.arms[name]
 
+    @property
+    def candidates(self) -> list[ArmHistory]:
+        """The planned arms with a connector, in order; raises MissingEvidence."""
+        return [self.arm(planned.name) for planned in self.plan.arms if planned.connector != "none"]
+
+    def follows(self, arm: str) -> str | None:
+        """The arm whose external cache a planned arm finds; None: it finds an empty one."""
+        return next((planned.follows for planned in self.plan.arms if planned.name == arm), None)
+
     def whole(self, arm: str) -> bool:
         """Whether the arm's files are sealed and undamaged: only then does a record that is not there say anything."""
         damaged = any(defect.where.startswith(f"arms/{arm}/") for defect in self.defects)
@@ -309,6 +321,9 @@ class _Reader:
             r.OperationOutput: lambda arm, seen: arm.outputs.setdefault(seen.rec.op, []).append(seen),
             r.OperationEnded: lambda arm, seen: arm.ends.setdefault(seen.rec.op, []).append(seen),
             r.EngineStopped: lambda arm, seen: arm.stopped.append(seen),
+            r.ServiceStarted: lambda arm, seen: arm.services.append(seen),
+            r.ServiceStopped: lambda arm, seen: arm.services_over.append(seen),
+            r.InterventionApplied: lambda arm, seen: arm.interventions.append(seen),
             r.CacheReset: lambda arm, seen: arm.resets.setdefault(seen.rec.op, []).append(seen),
             r.CountersRead: lambda arm, seen: arm.counters.setdefault(seen.rec.op, []).append(seen),
             r.Lookup: lambda arm, seen: arm.lookups.setdefault(seen.rec.request, []).append(seen),

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.boundary import STATE, expected_ranks
-from samestate.checks.history import CANDIDATE, ArmHistory, History, MissingEvidence
+from samestate.checks.history import ArmHistory, History, MissingEvidence
 from samestate.checks.seen import Seen
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import (
@@ -107,20 +107,24 @@ def rank_layouts(arm: ArmHistory) -> dict[int, RankLayout]:
 
 
 def layout(history: History) -> CheckResult:
-    """Hold the candidate's registrations against each other, against themselves and against the plan."""
-    layouts = rank_layouts(history.arm(CANDIDATE))
+    """Hold the candidates' registrations against each other, against themselves and against the plan."""
+    registered = [(arm.name, one) for arm in history.candidates for _, one in sorted(rank_layouts(arm).items())]
+    if not registered:
+        raise MissingEvidence("no_layout", "no arm has a connector, so none registered its cache")
     findings: list[Finding] = []
-    first = layouts[min(layouts)]
-    for rank, one in sorted(layouts.items()):
-        place = Place(arm=CANDIDATE, rank=rank)
+    origin, first = registered[0]
+    for name, one in registered:
+        place = Place(arm=name, rank=one.seen.rec.rank)
         findings += _expected(one, history.plan.expected_layout, place)
         findings += _sizes(one, place)
         findings += _groups(one, place)
         if _tables(one) != _tables(first):
-            message = f"rank {rank} registered other tables than rank {first.seen.rec.rank}"
+            other = f"rank {first.seen.rec.rank}" + (f" of arm {origin}" if name != origin else "")
+            message = f"rank {place.rank} registered other tables than {other}"
             findings.append(fail("ranks_differ", message, place, [first.seen.where, one.seen.where]))
-    entries = sum(len(one.entries) for one in layouts.values())
-    summary = f"{len(layouts)} rank(s): {len(first.groups)} transfer groups, {len(first.entries)} entries each"
+    entries = sum(len(one.entries) for _, one in registered)
+    ranks = sum(name == origin for name, _ in registered)
+    summary = f"{ranks} rank(s): {len(first.groups)} transfer groups, {len(first.entries)} entries each"
     return conclude(CHECK, findings, unit="entries", examined=entries, summary=summary)
 
 

@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place, Verdict
-from samestate.checks.continuation import NON_VACUITY, varied_outputs
-from samestate.checks.equality import first_difference
-from samestate.checks.geometry import mismatch
+from samestate.checks.continuation import with_varied_outputs
+from samestate.checks.equality import first_difference, wrong_length
+from samestate.checks.geometry import mismatch, only_step_ends
 from samestate.checks.history import CANDIDATE, ArmHistory, History, Row
 from samestate.checks.seen import Seen
 from samestate.checks.table import CaseRow, verdict_of
@@ -98,12 +98,7 @@ class Repeat(NamedTuple):
 def repeats(history: History) -> list[Repeat]:
     """The planned repeats, in order; raises MissingEvidence."""
     arm = history.arm(CANDIDATE)
-    aligned = arm.engine.rec.settings.get("cache_config.mamba_cache_mode") == "align" and any(
-        group.entry_kind is EntryKind.RECURRENT
-        for seen in arm.schedulers
-        if not seen.rec.saves_within_steps
-        for group in seen.rec.engine_groups
-    )
+    aligned = only_step_ends(arm)
     found = []
     for case in history.cases(CANDIDATE):
         same = [op.op for op in case.operations if op.name in (OperationName.COLD, OperationName.REPEAT)]
@@ -160,11 +155,8 @@ def _equal(history: History, repeat: Repeat) -> Iterator[Finding]:
         yield unknown("missing_output", f"no output of {absent} to compare", repeat.place)
         return
     evidence = [repeat.cold.where, repeat.output.where]
-    planned = history.plan.output_tokens
     for seen in (repeat.cold, repeat.output):
-        length = len(seen.rec.token_ids)
-        if length == 0 or length > planned or (history.plan.ignore_eos and length != planned):
-            yield fail("wrong_length", f"{seen.rec.op}: {length} tokens, planned {planned}", repeat.place, [seen.where])
+        yield from wrong_length(history, seen.rec.op, seen, repeat.place)
     if repeat.difference is None:
         return
     p = repeat.first.start if repeat.first else "?"
@@ -251,14 +243,8 @@ def _interval(arm: ArmHistory) -> int:
 def non_vacuity(history: History) -> CheckResult:
     """Something was hit, and the outputs depend on their prompts."""
     hits = sum(1 for repeat in repeats(history) if repeat.first and repeat.first.start)
-    findings = []
-    if not hits:
-        message = "no repeat hit the local cache: nothing was tested"
-        findings.append(unknown("vacuous", message, Place(arm=CANDIDATE)))
-    varied, examined = varied_outputs(history)
-    findings += varied
-    summary = f"{hits} repeats hit, {examined} generations varied" if not findings else findings[0].message
-    return conclude(NON_VACUITY, findings, unit="generations", examined=examined, summary=summary)
+    nothing = unknown("vacuous", "no repeat hit the local cache: nothing was tested", Place(arm=CANDIDATE))
+    return with_varied_outputs(history, [] if hits else [nothing], f"{hits} repeats hit")
 
 
 def repeat_table(history: History, results: Sequence[CheckResult], required: Sequence[str]) -> list[CaseRow]:

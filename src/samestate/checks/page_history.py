@@ -91,6 +91,8 @@ class Wait(NamedTuple):
     t_ns: int
     waited_ns: int
     where: str
+    timed_out: bool
+    """The worker gave up, and went on with the job open."""
 
 
 @dataclass(slots=True)
@@ -218,7 +220,7 @@ class PageHistory:
         match seen.rec:
             case r.SaveWaited() as rec:
                 for job in rec.jobs:
-                    wait = Wait(seen.t_ns, rec.waited_ns, seen.where)
+                    wait = Wait(seen.t_ns, rec.waited_ns, seen.where, rec.timed_out)
                     self.waits.setdefault((rec.rank, job), []).append(wait)
             case r.SaveSubmitted() | r.LoadSubmitted():
                 one = self._job(seen, "submitted")

@@ -9,11 +9,12 @@ internal checks, never trials (requirements 39-43).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from samestate.checks.base import CheckResult, Finding
 from samestate.checks.damage import PAGE_ROWS, Damage, job_name
 from samestate.checks.damage import findings as damage_findings
-from samestate.checks.history import CANDIDATE, ArmHistory, History
+from samestate.checks.history import ArmHistory, History
 from samestate.checks.layout import RankLayout, rank_layouts
 from samestate.checks.page_history import Moment, Transfer
 from samestate.checks.prefixes import Prefixes
@@ -28,19 +29,36 @@ Tables = dict[tuple[PageSide, Moment], dict[tuple[int, int], PageRow]]
 """Rows by side and moment, and there by (entry, block index)."""
 
 
+@dataclass(slots=True)
+class _Known:
+    """What was saved so far, by an arm and those that it follows."""
+
+    saved: dict[Key, str] = field(default_factory=dict)
+    """Digest of what was last saved."""
+    damaged: set[Key] = field(default_factory=set)
+    origins: dict[tuple[int, str], str] = field(default_factory=dict)
+    """Rank and digest -> whose page it first was."""
+
+
 def page_bytes(history: History) -> CheckResult:
-    """Byte identity along the path of every save and load of the candidate."""
-    bytes_ = _Bytes(history, history.arm(CANDIDATE))
-    findings = [*bytes_.findings(), *_missing_groups(history.arm(CANDIDATE), bytes_)]
-    stored = "stored copies read" if bytes_.readable else "the tier cannot be read"
-    summary = f"{bytes_.equal}/{bytes_.examined} page rows equal along their path; {stored}"
-    return conclude(CHECK, findings, unit=PAGE_ROWS, examined=bytes_.examined, summary=summary)
+    """Byte identity along the path of every save and load of the candidates."""
+    findings: list[Finding] = []
+    known: dict[str | None, _Known] = {}
+    equal, examined, readable = 0, 0, False
+    for arm in history.candidates:
+        known[arm.name] = known.get(history.follows(arm.name), _Known())
+        bytes_ = _Bytes(history, arm, known[arm.name])
+        findings += [*bytes_.findings(), *_missing_groups(arm, bytes_)]
+        equal, examined, readable = equal + bytes_.equal, examined + bytes_.examined, readable or bool(bytes_.readable)
+    stored = "stored copies read" if readable else "the tier cannot be read"
+    summary = f"{equal}/{examined} page rows equal along their path; {stored}"
+    return conclude(CHECK, findings, unit=PAGE_ROWS, examined=examined, summary=summary)
 
 
 class _Bytes:
-    """Follows every page from save to load, in time order."""
+    """Follows every page of an arm from save to load, in time order."""
 
-    def __init__(self, history: History, arm: ArmHistory) -> None:
+    def __init__(self, history: History, arm: ArmHistory, known: _Known) -> None:
         self.layouts = rank_layouts(arm)
         self.whole = history.whole(arm.name)
         self.prefixes = Prefixes(history, arm)
@@ -48,11 +66,7 @@ class _Bytes:
         self._transfers = arm.pages.transfers
         self.readable = {one.rank for one in self._transfers for side, _ in one.pages if side is PageSide.STORED}
         """Ranks whose external tier can be read."""
-        self._saved: dict[Key, str] = {}
-        """Digest of what was last saved."""
-        self._damaged: set[Key] = set()
-        self._origins: dict[tuple[int, str], str] = {}
-        """Rank and digest -> whose page it first was."""
+        self._saved, self._damaged, self._origins = known.saved, known.damaged, known.origins
 
     def findings(self) -> Iterator[Finding]:
         for transfer in self._transfers:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place
+from samestate.checks.equality import first_difference
 from samestate.checks.history import CONTROL, REFERENCE, ArmHistory, History
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.canonical import canonical_json, sha256_hex, token_digest
 from samestate.plans.lending import objection
-from samestate.plans.operations import operation_ids, planned_inputs
+from samestate.plans.operations import operation_ids, planned_inputs, shared_lengths
 
 CHECK = "plan-identity"
 
@@ -109,8 +111,14 @@ def _inputs(history: History) -> Iterator[Finding]:
 
 
 def _shared_checkpoints(history: History) -> Iterator[Finding]:
-    """No two inputs agree over a whole checkpoint interval, or one could hit the other's state."""
+    """No two inputs agree over a whole checkpoint interval, or one could hit the other's state.
+
+    The prompts of a scenario do, and exactly as it says.
+    """
     c = history.resolved.checkpoint_interval
+    if history.plan.scenario:
+        yield from _shared_as_planned(history, c)
+        return
     owners: dict[tuple[int, ...], tuple[str, str]] = {}
     for one in history.resolved.inputs:
         ids = history.inputs.get(one.sha256)
@@ -120,6 +128,34 @@ def _shared_checkpoints(history: History) -> Iterator[Finding]:
         if owner != (one.case, one.role):
             message = f"{one.role} of {one.case} and {owner[1]} of {owner[0]} agree in their first {c} tokens"
             yield fail("shared_checkpoint", f"{message}: one can hit the other's state", Place(case=one.case))
+
+
+def _shared_as_planned(history: History, c: int) -> Iterator[Finding]:
+    shared = shared_lengths(history.plan, c)
+    ids = {one.case: history.inputs[one.sha256] for one in history.resolved.inputs if one.sha256 in history.inputs}
+    for case, other in combinations(ids, 2):
+        planned = _planned_beginning(shared, ids, case, other)
+        alike = first_difference(ids[case], ids[other])
+        actual = min(len(ids[case]), len(ids[other])) if alike is None else alike
+        if actual < planned or actual // c != planned // c:
+            message = f"{case} and {other} agree in their first {actual} tokens, planned {planned}"
+            yield fail("shared_checkpoint", f"{message}: other states are shared than the plan says", Place(case=case))
+
+
+def _planned_beginning(shared: dict[str, tuple[str, int]], ids: dict[str, list[int]], case: str, other: str) -> int:
+    """How many tokens two prompts have in common by the plan: through the prompt that both begin as."""
+    mine, theirs = _ancestors(shared, ids, case), _ancestors(shared, ids, other)
+    return max((min(mine[name], theirs[name]) for name in mine.keys() & theirs.keys()), default=0)
+
+
+def _ancestors(shared: dict[str, tuple[str, int]], ids: dict[str, list[int]], case: str) -> dict[str, int]:
+    """A prompt, and those that it begins as: how many tokens of each."""
+    found, name, tokens = {case: len(ids[case])}, case, len(ids[case])
+    while name in shared and shared[name][0] not in found:
+        name, length = shared[name]
+        tokens = min(tokens, length)
+        found[name] = tokens
+    return found
 
 
 def _analyzer(history: History, running: Running) -> Iterator[Finding]:

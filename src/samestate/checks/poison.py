@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from samestate.checks.base import CheckResult, Finding, Place
-from samestate.checks.history import CANDIDATE, ArmHistory, History
+from samestate.checks.base import CheckResult, Finding, Place, Verdict
+from samestate.checks.history import ArmHistory, History
 from samestate.checks.layout import RankLayout, rank_layouts
 from samestate.checks.page_history import NEVER, Transfer
 from samestate.checks.prefixes import Prefixes
@@ -16,24 +16,34 @@ CHECK = "poison"
 
 
 def poison(history: History) -> CheckResult:
-    """Hold the destination rows and the guards of every load of the candidate against the sentinel."""
-    arm = history.arm(CANDIDATE)
-    layouts, prefixes = rank_layouts(arm), Prefixes(history, arm)
+    """Hold the destination rows and the guards of every load of the candidates against the sentinel."""
     findings: list[Finding] = []
-    loads = [one for one in arm.pages.transfers if one.direction == "load" and one.rank in layouts]
-    pages = guards = left = 0
-    for load in loads:
-        name = f"{prefixes.name(load.request)}: rank {load.rank}: load {load.job}"
-        place = prefixes.place(load.request).model_copy(update={"rank": load.rank})
-        rows = load.rows(PageSide.DESTINATION, "completed")
-        left += sum(row.sentinel for row in rows)
-        pages += load.poisoned.rec.pages if load.poisoned else 0
-        guards += load.poisoned.rec.guards if load.poisoned else 0
-        findings += _poisoned(load, name, place, len(rows))
-        findings += _left(load, layouts[load.rank], name, place)
-        findings += _guards(arm, load, layouts[load.rank], name, place)
-    summary = f"{left} poisoned bytes left in {pages} pages of {len(loads)} loads; {guards} guards"
-    return conclude(CHECK, findings, unit="loads", examined=len(loads), summary=summary)
+    loads = pages = guards = left = 0
+    for arm in history.candidates:
+        layouts, prefixes = rank_layouts(arm), Prefixes(history, arm)
+        for load in (one for one in arm.pages.transfers if one.direction == "load" and one.rank in layouts):
+            loads += 1
+            name = f"{prefixes.name(load.request)}: rank {load.rank}: load {load.job}"
+            place = prefixes.place(load.request).model_copy(update={"rank": load.rank})
+            rows = load.rows(PageSide.DESTINATION, "completed")
+            left += sum(row.sentinel for row in rows)
+            pages += load.poisoned.rec.pages if load.poisoned else 0
+            guards += load.poisoned.rec.guards if load.poisoned else 0
+            findings += _poisoned(load, name, place, len(rows))
+            findings += _left(load, layouts[load.rank], name, place)
+            findings += _guards(arm, load, layouts[load.rank], name, place)
+    summary = f"{left} poisoned bytes left in {pages} pages of {loads} loads; {guards} guards"
+    return conclude(CHECK, findings, unit="loads", examined=loads, summary=summary)
+
+
+def poison_as_planned(history: History) -> CheckResult:
+    """`poison`, where the plan asks for it; elsewhere the question does not come up."""
+    level = history.plan.instruments.audit_level
+    if level == "poison":
+        return poison(history)
+    message = f"pages were watched at level {level}: no load was poisoned"
+    finding = Finding(code="not_planned", verdict=Verdict.NOT_EXERCISED, message=message)
+    return conclude(CHECK, [finding], unit="loads", examined=0, summary=message)
 
 
 def _poisoned(load: Transfer, name: str, place: Place, rows: int) -> Iterator[Finding]:

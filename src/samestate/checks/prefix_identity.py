@@ -15,12 +15,12 @@ from typing import NamedTuple
 from samestate.checks.base import CheckResult, Finding
 from samestate.checks.boundary import STATE
 from samestate.checks.damage import Damage, findings, job_name
-from samestate.checks.history import CANDIDATE, ArmHistory, History, MissingEvidence
+from samestate.checks.history import ArmHistory, History, MissingEvidence
 from samestate.checks.layout import RankLayout, rank_layouts
 from samestate.checks.page_history import Computed, Transfer
 from samestate.checks.prefixes import Prefixes
 from samestate.checks.verdicts import conclude, fail, unknown
-from samestate.evidence.records import BatchSource, OperationName, PageRow, PageSide
+from samestate.evidence.records import BatchSource, PageRow, PageSide
 
 CHECK = "prefix-identity"
 NULL_BLOCK = 0
@@ -43,40 +43,56 @@ class Content:
     """Of every state page; None: never filed."""
 
 
+@dataclass(slots=True)
+class _Filed:
+    """The states filed so far, by an arm and those that it follows."""
+
+    states: dict[tuple[int, int, str], set[State]] = field(default_factory=dict)
+    """By rank, entry and digest of the bytes."""
+    known: set[tuple[int, int, State]] = field(default_factory=set)
+
+
 def prefix_identity(history: History) -> CheckResult:
-    """Hold the content of every load of the candidate against what its request was credited."""
-    ledger = _Ledger(history, history.arm(CANDIDATE))
-    found = list(ledger.findings())
-    summary = (
-        f"B by content is p in {ledger.right}/{len(ledger.contents)} loads; "
-        f"{ledger.filed} states filed from step ends, {ledger.looked_up} looked up"
-    )
-    return conclude(CHECK, found, unit="loads", examined=len(ledger.contents), summary=summary)
+    """Hold the content of every load of the candidates against what its request was credited."""
+    ledgers = _ledgers(history)
+    found = [finding for ledger in ledgers for finding in ledger.findings()]
+    right, loads = sum(ledger.right for ledger in ledgers), sum(len(ledger.contents) for ledger in ledgers)
+    filed, looked_up = sum(ledger.filed for ledger in ledgers), sum(ledger.looked_up for ledger in ledgers)
+    summary = f"B by content is p in {right}/{loads} loads; {filed} states filed from step ends, {looked_up} looked up"
+    return conclude(CHECK, found, unit="loads", examined=loads, summary=summary)
 
 
-def content_boundaries(history: History) -> dict[str, int]:
-    """B by content of each reload, by operation; those that are not one known boundary are left out."""
-    arm = history.arm(CANDIDATE)
+def content_boundaries(history: History) -> dict[tuple[str, str], int]:
+    """B by content of what each generation loaded, by arm and operation; without those that are not one boundary."""
     try:
-        ledger = _Ledger(history, arm)
+        ledgers = _ledgers(history)
     except MissingEvidence:
         return {}
-    for _ in ledger.findings():
-        pass
-    found: dict[str, int] = {}
-    for _, op in history.generations(OperationName.RELOAD):
-        output = arm.output(op.op)
-        contents = [one for one in ledger.contents if output and one.request == output.rec.request]
-        boundaries = {boundary for content in contents for boundary in content.boundaries}
-        if len(boundaries) == 1 and (boundary := boundaries.pop()) is not None:
-            found[op.op] = boundary
+    found: dict[tuple[str, str], int] = {}
+    for arm, ledger in zip(history.candidates, ledgers, strict=True):
+        for _ in ledger.findings():
+            pass
+        for _, op in history.generations(arm=arm.name):
+            output = arm.output(op.op)
+            contents = [one for one in ledger.contents if output and one.request == output.rec.request]
+            boundaries = {boundary for content in contents for boundary in content.boundaries}
+            if len(boundaries) == 1 and (boundary := boundaries.pop()) is not None:
+                found[arm.name, op.op] = boundary
     return found
+
+
+def _ledgers(history: History) -> list[_Ledger]:
+    """One for each candidate, in order; an arm that follows another goes on with what that one filed."""
+    filed: dict[str | None, _Filed] = {}
+    for arm in history.candidates:
+        filed[arm.name] = filed.get(history.follows(arm.name), _Filed())
+    return [_Ledger(history, arm, filed[arm.name]) for arm in history.candidates]
 
 
 class _Ledger:
     """States by digest, filed and looked up in time order."""
 
-    def __init__(self, history: History, arm: ArmHistory) -> None:
+    def __init__(self, history: History, arm: ArmHistory, filed: _Filed) -> None:
         self.contents: list[Content] = []
         self.right = self.filed = self.looked_up = 0
         self._arm = arm
@@ -84,9 +100,7 @@ class _Ledger:
         self._layouts = rank_layouts(arm)
         self._prefixes = Prefixes(history, arm)
         self._aligned = arm.engine.rec.settings.get("cache_config.mamba_cache_mode") == "align"
-        self._states: dict[tuple[int, int, str], set[State]] = {}
-        """By rank, entry and digest of the bytes."""
-        self._known: set[tuple[int, int, State]] = set()
+        self._states, self._known = filed.states, filed.known
         self._loaded: dict[tuple[int, int, int], str] = {}
         """By rank, entry and block: the request whose load last filled it."""
         self._seen: dict[tuple[int, str], set[int]] = {}
@@ -226,7 +240,7 @@ class _Ledger:
             own = self._state(load.request, boundary) in found
             other = "" if own else " of another prompt"
             what = f"these bytes are the state of [0, {boundary}){other}, {credited} credited"
-            yield Damage("content_not_credited", row, what, unclear=not self._whole)
+            yield Damage("content_not_credited", row, what, unclear=due is None or not self._whole)
         elif due is not None and (load.rank, row.entry, due) in self._known:
             what = f"these bytes were never computed as a state; that of [0, {credited}) was saved with others"
             yield Damage("content_not_computed", row, what, unclear=not self._whole)

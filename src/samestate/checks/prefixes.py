@@ -1,4 +1,7 @@
-"""The token prefixes of requests: what a page is the state of, from inputs and outputs, never from a connector."""
+"""The token prefixes of requests: what a page is the state of, from inputs and outputs, never from a connector.
+
+A cache salt is part of what a prefix is: under another one nothing may be shared.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from samestate.evidence.canonical import token_digest
 
 
 class Prefixes:
-    """Prefixes of an arm's requests by digest."""
+    """Prefixes of an arm's requests by digest, which are comparable between arms."""
 
     def __init__(self, history: History, arm: ArmHistory) -> None:
         self._arm = arm.name
         self._ops: dict[str, tuple[str, str]] = {}
         self._tokens: dict[str, list[int]] = {}
+        self._salts: dict[str, str] = {}
         self._digests: dict[tuple[str, int], str] = {}
         started = {seen.rec.op: seen.rec for seen in arm.started}
         for op, outputs in arm.outputs.items():
@@ -21,10 +25,16 @@ class Prefixes:
                 prompt = started[op].prompt_sha256 if op in started else None
                 if prompt in history.inputs:
                     self._ops[seen.rec.request] = op, started[op].case
+                    self._salts[seen.rec.request] = started[op].salt
                     self._tokens[seen.rec.request] = [*history.inputs[prompt], *seen.rec.token_ids]
 
     def digest(self, request: str, end: int) -> str | None:
-        """Digest of the request's first `end` tokens; None when they are not all known."""
+        """Digest of the request's first `end` tokens under its salt; None when they are not all known."""
+        plain = self.unsalted(request, end)
+        return plain + self._salts[request] if plain else None
+
+    def unsalted(self, request: str, end: int) -> str | None:
+        """Digest of the tokens alone."""
         tokens = self._tokens.get(request, [])
         if not 0 < end <= len(tokens):
             return None
@@ -33,7 +43,7 @@ class Prefixes:
         return self._digests[request, end]
 
     def shared(self, request: str, other: str, end: int) -> bool:
-        """Whether two requests are known to agree in their first `end` tokens."""
+        """Whether two requests are known to agree in their first `end` tokens, and in their salt."""
         digest = self.digest(request, end)
         return digest is not None and digest == self.digest(other, end)
 

@@ -20,8 +20,10 @@ def settings(history: History) -> CheckResult:
     first = history.arm(history.plan.arms[0].name)
     expected = _effective(first.engine.rec)
     findings: list[Finding] = []
+    # A planned release lies in the arms that have the connector alone; `intervention` holds them to it.
+    released = [f"versions.{planned.connector}" for planned in history.plan.arms if planned.release]
     for arm in history.arms.values():
-        findings += _differences(first, arm, expected, history.plan.differing_settings)
+        findings += _differences(first, arm, expected, [*history.plan.differing_settings, *released])
         engine = arm.engine
         if engine.rec.data_parallel != 1:
             message = f"arm {arm.name}: {engine.rec.data_parallel} engines (data_parallel), planned 1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -13,10 +14,16 @@ from samestate.checks.history import CANDIDATE, CONTROL, History
 from samestate.checks.prefix_identity import content_boundaries
 from samestate.checks.transfers import rank_bytes
 from samestate.checks.verdicts import run_verdict
+from samestate.plans.model import ReusePath
+
+TakenPath = Literal["cold", "local", "external", "mixed"]
 
 
 class CaseRow(BaseModel):
-    """One case: the candidate's reload against the control's, or a repeat against cold. None: not recorded."""
+    """One case: the candidate's reload against the control's, a repeat or a generation of a scenario against cold.
+
+    None: not recorded.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -42,12 +49,27 @@ class CaseRow(BaseModel):
     rank_bytes: list[int]
     """Bytes loaded, by rank."""
     verdict: Verdict
+    arm: str | None = None
+    """Of a generation of a scenario, as all that follows; None: the plan has no scenario."""
+    op: str | None = None
+    path: TakenPath | None = None
+    """Where its reused tokens came from."""
+    planned_path: ReusePath | None = None
+    local: int | None = None
+    """Tokens of p that the local cache held."""
+    external: int | None = None
+    """The others: p − local."""
+    together: str | None = None
+    """The batch that it was handed in with; None: alone."""
+    salted: bool = False
 
 
 def table(history: History, results: Sequence[CheckResult], required: Sequence[str]) -> list[CaseRow]:
     """A row for every planned case; raises MissingEvidence where not even the cases are known."""
     contents = content_boundaries(history)
-    return [_row(history, reload, contents.get(reload.op), results, required) for reload in reloads(history)]
+    return [
+        _row(history, reload, contents.get((CANDIDATE, reload.op)), results, required) for reload in reloads(history)
+    ]
 
 
 def _row(
@@ -74,12 +96,12 @@ def _row(
         credited=credited,
         scheduled=first.scheduled if first else None,
         suffix=reload.tokens - boundary if boundary is not None else None,
-        rank_bytes=list(rank_bytes(reload).values()),
-        verdict=_at_most(verdict, unlike=difference is not None or boundary != credited, known=known),
+        rank_bytes=list(rank_bytes(reload.loads).values()),
+        verdict=at_most(verdict, unlike=difference is not None or boundary != credited, known=known),
     )
 
 
-def _at_most(verdict: Verdict, *, unlike: bool, known: bool) -> Verdict:
+def at_most(verdict: Verdict, *, unlike: bool, known: bool) -> Verdict:
     """A row does not say pass over tokens that differ, a B that is not p, or what is not recorded."""
     if verdict is not Verdict.PASS:
         return verdict
@@ -89,7 +111,7 @@ def _at_most(verdict: Verdict, *, unlike: bool, known: bool) -> Verdict:
 
 
 def verdict_of(row: Place, results: Sequence[CheckResult], required: Sequence[str]) -> Verdict:
-    """What the required checks found in this row's case, and operation if it names one.
+    """What the required checks found in this row's case, and arm and operation if it names them.
 
     Findings of the whole run weigh on every row, those of a whole case on each of its operations.
     """
@@ -103,4 +125,6 @@ def verdict_of(row: Place, results: Sequence[CheckResult], required: Sequence[st
 
 
 def _weighs(found: Place, row: Place) -> bool:
+    if row.arm is not None and found.arm not in (None, row.arm, CONTROL):
+        return False
     return found.case in (None, row.case) and (row.op is None or found.op in (None, row.op))

@@ -6,7 +6,7 @@ Submission is not completion, and a metric is not a transfer: bytes (`parts`), c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.boundary import Reload, expected_ranks, reloads
@@ -30,7 +30,7 @@ def transfers(history: History) -> CheckResult:
         counters = _counters(arm, reload, whole=history.whole(CANDIDATE))
         found = [*_loads(reload, ranks), *load_parts(arm, reload), *_lookup(arm, reload), *counters]
         good += not found
-        moved += sum(rank_bytes(reload).values())
+        moved += sum(rank_bytes(reload.loads).values())
         findings += found
     findings += credits_agree(history)
     findings += _resets(history)
@@ -42,9 +42,9 @@ def transfers(history: History) -> CheckResult:
     return conclude(CHECK, findings, unit="reloads", examined=len(checked), summary=summary)
 
 
-def rank_bytes(reload: Reload) -> dict[int, int]:
+def rank_bytes(loads: Mapping[int, Sequence[Load]]) -> dict[int, int]:
     """Bytes that completed loads moved, by rank."""
-    return {rank: sum(_bytes(load) or 0 for load in loads) for rank, loads in sorted(reload.loads.items())}
+    return {rank: sum(_bytes(load) or 0 for load in of_rank) for rank, of_rank in sorted(loads.items())}
 
 
 def _bytes(load: Load) -> int | None:
@@ -58,25 +58,26 @@ def _loads(reload: Reload, ranks: set[int]) -> Iterator[Finding]:
             yield unknown("missing_rank", f"{reload.op}: rank {rank} records no load", place)
             continue
         for load in reload.loads[rank]:
-            yield from _load(reload, load, place)
+            yield from load_done(reload.op, load, place)
 
 
-def _load(reload: Reload, load: Load, place: Place) -> Iterator[Finding]:
+def load_done(op: str, load: Load, place: Place) -> Iterator[Finding]:
+    """A load was completed, and moved what it described."""
     rank, done = place.rank, load.completed
     described = sum(part.bytes for part in load.submitted.rec.parts)
     if done is None:
-        message = f"{reload.op}: rank {rank}: load {load.submitted.rec.job} was submitted and never completed"
+        message = f"{op}: rank {rank}: load {load.submitted.rec.job} was submitted and never completed"
         yield unknown("load_not_completed", message, place, [load.submitted.where])
         return
     evidence = [load.submitted.where, done.where]
     if not done.rec.ok:
-        yield unknown("load_failed", f"{reload.op}: rank {rank}: load {done.rec.job} failed", place, evidence)
+        yield unknown("load_failed", f"{op}: rank {rank}: load {done.rec.job} failed", place, evidence)
     elif done.rec.bytes is None:
-        yield unknown("not_reported", f"{reload.op}: rank {rank} does not report the bytes loaded", place, evidence)
+        yield unknown("not_reported", f"{op}: rank {rank} does not report the bytes loaded", place, evidence)
     elif done.rec.bytes == 0:
-        yield unknown("no_bytes", f"{reload.op}: rank {rank} loaded 0 bytes", place, evidence)
+        yield unknown("no_bytes", f"{op}: rank {rank} loaded 0 bytes", place, evidence)
     elif done.rec.bytes != described:
-        message = f"{reload.op}: rank {rank} loaded {done.rec.bytes} bytes, the transfer describes {described}"
+        message = f"{op}: rank {rank} loaded {done.rec.bytes} bytes, the transfer describes {described}"
         yield fail("bytes_disagree", message, place, evidence)
 
 
@@ -127,10 +128,11 @@ def _resets(history: History) -> Iterator[Finding]:
         for case in history.cases(name):
             for op in case.operations:
                 if op.name is OperationName.RESET:
-                    yield from _reset(arm, case.id, op.op)
+                    yield from confirmed(arm, case.id, op.op)
 
 
-def _reset(arm: ArmHistory, case: str, op: str) -> Iterator[Finding]:
+def confirmed(arm: ArmHistory, case: str | None, op: str) -> Iterator[Finding]:
+    """A reset took the local cache, and nothing else."""
     place = Place(arm=arm.name, case=case, op=op)
     seen = arm.resets.get(op, [])
     if not seen:

@@ -6,20 +6,38 @@ from pathlib import Path
 
 import click
 
+from samestate.checks.known import read_known
+from samestate.checks.written import WrittenError
+from samestate.cli.failures import Failure
 from samestate.cli.judging import exit_code, judge_archive, print_json, print_report
+from samestate.evidence.signature import trusted_key
+
+_FILE = click.Path(path_type=Path)
 
 
 @click.command("check")
 @click.argument("archive", type=click.Path(path_type=Path))
 @click.option("--analyzer", metavar="ID", help="Judge with this analyzer instead of the plan's.")
+@click.option(
+    "--trust", type=_FILE, metavar="KEY", multiple=True, help="A public key; without a signature by it: exit 3."
+)
+@click.option("--known", type=_FILE, metavar="FILE", help="Findings that are accepted, with reason and expiry date.")
 @click.option("--json", "as_json", is_flag=True, help="Print the judgement as JSON.")
 @click.pass_context
-def check(ctx: click.Context, archive: Path, analyzer: str | None, as_json: bool) -> None:
+def check(
+    ctx: click.Context, archive: Path, analyzer: str | None, trust: tuple[Path, ...], known: Path | None, as_json: bool
+) -> None:
     """Judge a sealed ARCHIVE from its records.
 
-    The verdict is kept in the archive's `verdicts` folder where that can be written.
+    The verdict is kept in the archive's `verdicts` folder where that can be written. With several --trust, a
+    signature by one of the keys is enough. A fail whose every failing finding is in --known exits 0 and says so.
     """
-    judgement = judge_archive(archive, analyzer)
+    trusted = [trusted_key(path) for path in trust] or None
+    try:
+        entries = read_known(known) if known is not None else []
+    except WrittenError as error:
+        raise Failure(f"--known: {error}") from None
+    judgement = judge_archive(archive, analyzer, known=entries, trusted=trusted)
     if as_json:
         print_json(judgement, archive)
     else:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import click
 
 from samestate import __version__
+from samestate.cli.amend import amend
+from samestate.cli.archive import archive
+from samestate.cli.case import case
 from samestate.cli.check import check
+from samestate.cli.claims import claims
 from samestate.cli.diff import diff
 from samestate.cli.failures import Household
+from samestate.cli.matrix import matrix
 from samestate.cli.models import models
 from samestate.cli.plan import plan
 from samestate.cli.report import report
 from samestate.cli.run import run
+from samestate.cli.schema import schema
+from samestate.cli.seal import seal
 
 
 @click.group(cls=Household, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -23,5 +30,5 @@ def samestate() -> None:
     """
 
 
-for _command in (run, check, report, diff, plan, models):
+for _command in (run, matrix, check, report, diff, seal, amend, archive, case, claims, plan, models, schema):
     samestate.add_command(_command)

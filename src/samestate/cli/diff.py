@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import groupby
 from pathlib import Path
 
 import click
@@ -17,7 +16,7 @@ from samestate.cli.failures import Failure
 from samestate.cli.judging import judge_archive, stdout_console
 from samestate.evidence.archive import Archive
 from samestate.evidence.text import printable
-from samestate.reports.difference import Change, Difference, Side, difference, side
+from samestate.reports.difference import KINDS, Change, Difference, Side, difference, side
 from samestate.reports.words import plain
 
 DIFFERENT = 1
@@ -100,8 +99,10 @@ def _print(found: Difference, sides: tuple[Side, Side]) -> None:
     for note in found.notes:
         console.print(Text(f"  {note}"))
     console.print()
-    for kind, group in groupby(sorted(found.changes, key=lambda change: change.kind), key=lambda change: change.kind):
-        changes = list(group)
+    for kind in KINDS:
+        changes = [change for change in found.changes if change.kind == kind]
+        if not changes:
+            continue
         console.print(_table(kind, changes[:CHANGES_SHOWN]))
         if len(changes) > CHANGES_SHOWN:
             console.print(Text(f"{len(changes) - CHANGES_SHOWN} more; --json lists them all"))

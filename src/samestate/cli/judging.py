@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,9 +16,14 @@ from rich.console import Console
 
 from samestate.checks.analyzers import ANALYZERS, BOUNDARY_V1, AnalyzerError, Judgement, judge
 from samestate.checks.base import Verdict
+from samestate.checks.claims import bases
+from samestate.checks.known import Entry, accept
+from samestate.checks.remarks import with_amendments, with_signatures
 from samestate.cli.failures import Failure
+from samestate.evidence.amendments import read_amendments
 from samestate.evidence.archive import Archive
 from samestate.evidence.outside import keep_verdict
+from samestate.evidence.signature import TrustedKey, read_signatures
 from samestate.plans.errors import nearest
 from samestate.reports.terminal import WIDTH, print_judgement
 
@@ -29,16 +36,28 @@ def exit_code(verdict: Verdict) -> int:
     return EXIT_CODES.get(verdict, UNKNOWN)
 
 
-def judge_archive(root: Path, analyzer: str | None) -> Judgement:
-    """Judge the archive at `root` and keep the verdict in its `verdicts` folder, where that can be written."""
+def judge_archive(
+    root: Path, analyzer: str | None, *, known: Collection[Entry] = (), trusted: Sequence[TrustedKey] | None = None
+) -> Judgement:
+    """Judge the archive at `root` and keep the analyzer's verdict in its `verdicts` folder, where that can be written.
+
+    What is returned is that judgement under accepted findings, amendments and, with `trusted`, signatures.
+    """
     if analyzer is not None and analyzer not in ANALYZERS:
-        known = ", ".join(sorted(ANALYZERS))
-        raise Failure(f"--analyzer: no analyzer {analyzer!r}{nearest(analyzer, ANALYZERS)}; known: {known}")
+        names = ", ".join(sorted(ANALYZERS))
+        raise Failure(f"--analyzer: no analyzer {analyzer!r}{nearest(analyzer, ANALYZERS)}; known: {names}")
     require_archive(root, "the archive")
     judgement = _judge(Archive.open(root), analyzer)
     data = json.dumps(judgement.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
     with suppress(OSError):
         keep_verdict(root, judgement.analyzer, data.encode())
+    if known:
+        judgement = accept(judgement, known, datetime.now(UTC).date())
+    amendments = read_amendments(root, judgement.seal_sha256)
+    judgement = with_amendments(judgement, amendments)
+    if trusted is not None:
+        signatures = read_signatures(root, judgement.seal_sha256, trusted)
+        judgement = with_signatures(judgement, signatures, amendments)
     return judgement
 
 
@@ -62,10 +81,11 @@ def require_archive(root: Path, what: str) -> None:
 
 
 def print_json(judgement: Judgement, archive: Path, **more: Any) -> None:
-    """The judgement as one JSON object, with the archive's path and whatever else there is to say."""
+    """The judgement as one JSON object, with what each result rests on, the archive's path and whatever else."""
     # A path may hold bytes that are no UTF-8; JSON may not.
     path = os.fsencode(archive).decode(errors="backslashreplace")
-    click.echo(json.dumps(judgement.model_dump(mode="json") | {"archive": path} | more, indent=2))
+    rests_on = {"bases": [basis._asdict() for basis in bases(judgement)]}
+    click.echo(json.dumps(judgement.model_dump(mode="json") | rests_on | {"archive": path} | more, indent=2))
 
 
 def print_report(judgement: Judgement) -> None:

@@ -11,9 +11,12 @@ from pathlib import Path
 import click
 
 from samestate.checks.history import History
+from samestate.checks.known import read_known
+from samestate.checks.written import WrittenError
 from samestate.cli.failures import Failure
 from samestate.cli.judging import exit_code, judge_archive, print_report
 from samestate.evidence.archive import Archive
+from samestate.evidence.signature import trusted_key
 from samestate.reports.html import html
 from samestate.reports.junit import junit
 from samestate.reports.markdown import markdown
@@ -32,6 +35,8 @@ _FILE = click.Path(path_type=Path)
 @click.option("--markdown", "markdown_file", type=_FILE, metavar="FILE", help="Markdown, e.g. a GitHub step summary.")
 @click.option("--prometheus", "prometheus_file", type=_FILE, metavar="FILE", help="Textfile for a node exporter.")
 @click.option("--analyzer", metavar="ID", help="Judge with this analyzer instead of the plan's.")
+@click.option("--trust", type=_FILE, metavar="KEY", multiple=True, help="As in `samestate check`.")
+@click.option("--known", type=_FILE, metavar="FILE", help="As in `samestate check`.")
 @click.pass_context
 def report(
     ctx: click.Context,
@@ -41,33 +46,46 @@ def report(
     markdown_file: Path | None,
     prometheus_file: Path | None,
     analyzer: str | None,
+    trust: tuple[Path, ...],
+    known: Path | None,
 ) -> None:
     """Judge ARCHIVE and write reports of it; without an option, for the terminal.
 
     FILE may be - for standard output. Exit codes are those of `samestate check`.
     """
-    asked: dict[str, tuple[Path | None, Callable[[Report], str]]] = {
-        "--html": (html_file, lambda made: _page(made, archive, html_file)),
-        "--junit": (junit_file, junit),
-        "--markdown": (markdown_file, markdown),
-        "--prometheus": (prometheus_file, prometheus),
+    files = {
+        "--html": html_file,
+        "--junit": junit_file,
+        "--markdown": markdown_file,
+        "--prometheus": prometheus_file,
     }
-    wanted = [(option, file, write) for option, (file, write) in asked.items() if file is not None]
-    _require_places([(option, file) for option, file, _ in wanted], archive)
-    judgement = judge_archive(archive, analyzer)
+    writers: dict[str, Callable[[Report], str]] = {
+        "--html": lambda made: _page(made, archive, html_file),
+        "--junit": junit,
+        "--markdown": markdown,
+        "--prometheus": prometheus,
+    }
+    wanted = {option: file for option, file in files.items() if file is not None}
+    _require_places(wanted, archive)
+    trusted = [trusted_key(path) for path in trust] or None
+    try:
+        entries = read_known(known) if known is not None else []
+    except WrittenError as error:
+        raise Failure(f"--known: {error}") from None
+    judgement = judge_archive(archive, analyzer, known=entries, trusted=trusted)
     if not wanted:
         print_report(judgement)
         ctx.exit(exit_code(judgement.verdict))
     made = make_report(judgement, History.read(Archive.open(archive)))
-    for _, file, write in wanted:
-        _write(file, write(made).encode())
+    for option, file in wanted.items():
+        _write(file, writers[option](made).encode())
     ctx.exit(exit_code(judgement.verdict))
 
 
-def _require_places(files: list[tuple[str, Path]], archive: Path) -> None:
+def _require_places(files: dict[str, Path], archive: Path) -> None:
     """Fail before anything is judged where a report cannot go."""
     taken: dict[Path, str] = {}
-    for option, file in files:
+    for option, file in files.items():
         place = file if file == STDOUT else file.resolve()
         if place in taken:
             raise Failure(f"{option}: {file} is where {taken[place]} goes; name another file")
@@ -93,7 +111,7 @@ def _page(made: Report, archive: Path, file: Path | None) -> str:
 def _write(file: Path, data: bytes) -> None:
     """Write a report, whole or not at all: whoever watches the file never reads half of one."""
     if file == STDOUT:
-        click.get_binary_stream("stdout").write(data)
+        click.echo(data, nl=False)
         return
     target = file.resolve()
     if target.exists() and not target.is_file():

@@ -13,6 +13,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from samestate.cli.connectors import Choice, beside, connector_options
 from samestate.cli.failures import Failure
 from samestate.cli.judging import exit_code, judge_archive, print_json, print_report, require_archive, stdout_console
 from samestate.cli.plan import EXTERNAL, frozen
@@ -24,7 +25,7 @@ from samestate.lab.run import RunError, RunRequest, RunResult, run_plan
 from samestate.models import catalogue
 from samestate.plans.errors import nearest
 from samestate.plans.load import load, with_engine
-from samestate.plans.model import Plan
+from samestate.plans.model import Connector, Plan
 
 RUNS = Path("samestate-runs")
 _FOLDER = click.Path(path_type=Path)
@@ -35,6 +36,7 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--model", type=_FOLDER, metavar="DIR", help="Your own checkpoint instead of the plan's model.")
 @click.option("--serve-args", metavar="ARGS", help="Further `vllm serve` flags, one string. They win over the plan's.")
 @click.option("--delay-saves", metavar="TIME", help="Hold back the completion of every save, e.g. 500ms or 2s.")
+@connector_options
 @click.option("--out", type=_FOLDER, metavar="DIR", help=f"The archive. Default: ./{RUNS}/<plan>-<UTC time>")
 @click.option("--fault", metavar="NAME", help=f"Inject a fault into the candidate: {', '.join(FAULTS)}.")
 @click.option("--control", type=_FOLDER, metavar="ARCHIVE", help="Take the control from here; run the candidate only.")
@@ -48,6 +50,10 @@ def run(
     model: Path | None,
     serve_args: str | None,
     delay_saves: str | None,
+    connector: Connector | None,
+    lmcache_version: str | None,
+    connector_options: tuple[str, ...],
+    repair: str | None,
     out: Path | None,
     fault: str | None,
     control: Path | None,
@@ -56,7 +62,8 @@ def run(
     as_json: bool,
 ) -> None:
     """Run PLAN (a shipped name, a file or a lock), seal the archive and judge it."""
-    chosen = _choose_plan(plan, model, serve_args, delay_saves)
+    choice = Choice(connector, lmcache_version, connector_options, repair)
+    chosen = _choose_plan(plan, model, serve_args, delay_saves, choice)
     if fault is not None and fault not in FAULTS:
         raise Failure(f"--fault: no fault {fault!r}{nearest(fault, FAULTS)}; known: {', '.join(FAULTS)}")
     if control is not None and reference is not None:
@@ -65,11 +72,12 @@ def run(
         if archive is not None:
             require_archive(archive, option)
     archive = out or RUNS / f"{chosen.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    _require_free(archive)
-    make_engine = _engine_maker(engine)
+    require_free(archive)
+    make_engine = engine_maker(engine)
+    needed = beside(chosen, engine)
     request = RunRequest(
         plan=chosen,
-        model=_model_folder(chosen, model),
+        model=model_folder(chosen, model),
         out=archive,
         make_engine=make_engine,
         engine=engine,
@@ -77,6 +85,8 @@ def run(
         control=control,
         reference=reference,
         serve_args=chosen.engine.serve_args,
+        packages=needed.packages,
+        make_service=needed.make_service,
     )
     result = _run(request)
     judgement = judge_archive(result.archive, None)
@@ -95,33 +105,38 @@ def _milliseconds(time: str) -> int:
     return int(found[1]) * (1000 if found[2] == "s" else 1)
 
 
-def _choose_plan(name: str, model: Path | None, serve_args: str | None, delay_saves: str | None) -> Plan:
+def _choose_plan(
+    name: str, model: Path | None, serve_args: str | None, delay_saves: str | None, choice: Choice
+) -> Plan:
     plan = load(name)
     try:
         arguments = shlex.split(serve_args or "")
     except ValueError as error:
         raise Failure(f"--serve-args: {error}; put the whole string in quotes and balance those in it") from None
     engine = plan.engine.model if model is None else EXTERNAL
-    changed = with_engine(plan, model=engine, serve_args=arguments)
+    changed = choice.put_into(with_engine(plan, model=engine, serve_args=arguments))
     if delay_saves is not None:
         instruments = changed.instruments.model_copy(update={"save_delay_ms": _milliseconds(delay_saves)})
         changed = changed.model_copy(update={"instruments": instruments})
     if plan.analyzer.source_sha256 is not None and changed != plan:
         raise Failure(
-            f"{name}: the plan is frozen, and --model, --serve-args or --delay-saves would change it; "
-            "write engine.model: external, engine.serve_args or instruments.save_delay_ms into its YAML and freeze that"
+            f"{name}: the plan is frozen, and --model, --serve-args, --delay-saves or an option of the connector would "
+            "change it; write engine.model: external, engine.serve_args, instruments.save_delay_ms or, in its arms, "
+            "connector, release, options and repair into its YAML and freeze that"
         )
     return frozen(changed)
 
 
-def _require_free(out: Path) -> None:
+def require_free(out: Path) -> None:
+    """Raise `Failure` unless `out` can become an archive, or a folder of them."""
     if out.exists() and not out.is_dir():
         raise Failure(f"--out: {out} is a file; name a folder that does not exist yet")
     if out.is_dir() and any(out.iterdir()):
         raise Failure(f"--out: {out} is not empty; name another folder, archives are never overwritten")
 
 
-def _engine_maker(name: str) -> Callable[[EngineSpec], Engine]:
+def engine_maker(name: str) -> Callable[[EngineSpec], Engine]:
+    """What makes engines of this name. Raises `Failure` where it is not installed."""
     if name == "sim":
         return SimEngine
     if find_spec("vllm") is None:
@@ -134,7 +149,8 @@ def _engine_maker(name: str) -> Callable[[EngineSpec], Engine]:
     return VllmEngine
 
 
-def _model_folder(plan: Plan, model: Path | None) -> Path:
+def model_folder(plan: Plan, model: Path | None) -> Path:
+    """The checkpoint to run on: the user's, or the plan's, built where it is absent. Raises `Failure`."""
     if model is None and plan.engine.model == EXTERNAL:
         raise Failure("--model: this plan is for a checkpoint of your own; name its folder")
     if model is None:

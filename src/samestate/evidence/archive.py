@@ -10,6 +10,8 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
+from importlib.resources import files
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -31,7 +33,7 @@ from samestate.evidence.seal import (
 )
 from samestate.evidence.stream import Defect, StreamWriter, read_lines, read_stream
 
-__all__ = ["Archive", "ArchiveError", "ArchiveWriter", "Defect"]
+__all__ = ["Archive", "ArchiveError", "ArchiveWriter", "Defect", "verifier"]
 
 PLAN_NAME = "plan.json"
 ATTEMPTS_NAME = "attempts.jsonl"
@@ -42,6 +44,9 @@ SOURCE_SEAL_NAME = "source-" + SEAL_NAME
 SOURCE_SUMS_NAME = "source-" + SUMS_NAME
 SOURCE_PLAN_NAME = "source-" + PLAN_NAME
 LOCK_NAME = ".lock"
+VERIFIER_NAME = "verify.py"
+OLDER_VERIFIERS: tuple[str, ...] = ()
+"""SHA-256 of the second verifiers that earlier releases shipped: an archive with one of them stays undamaged."""
 DEFECTS_PER_STREAM = 20
 """More are counted as one, so that a ruined stream does not fill the memory."""
 
@@ -53,6 +58,12 @@ _MARKS = {PLAN_NAME, SEAL_NAME, ATTEMPTS_NAME, "arms"}
 
 class ArchiveError(Exception):
     """The archive cannot be opened or written as asked. ``str(error)`` is one line."""
+
+
+@cache
+def verifier() -> bytes:
+    """The second verifier, as every new archive carries it."""
+    return files("samestate.evidence").joinpath(VERIFIER_NAME).read_bytes()
 
 
 class ArchiveWriter:
@@ -77,6 +88,7 @@ class ArchiveWriter:
         _take_lock(root)
         try:
             _write_new(root / PLAN_NAME, plan_json)
+            _write_new(root / VERIFIER_NAME, verifier())
             attempts = StreamWriter(root / ATTEMPTS_NAME, arm="-", process="attempts")
         except BaseException:
             (root / LOCK_NAME).unlink(missing_ok=True)
@@ -261,6 +273,7 @@ class Archive:
         for name in sorted(self._names):
             if name.startswith("arms/") and name.count("/") >= 2 and not _in_arm(name):
                 defects.append(Defect(_shown(name), "lies in a folder that cannot be an arm's"))
+        defects += self._verify_verifier()
         defects += self._inputs()[1]
         origins: dict[str, set[str]] = {arm: set() for arm in self.arms}
         for name in sorted(self._streams() | ({ATTEMPTS_NAME} & self._names)):
@@ -312,6 +325,12 @@ class Archive:
                 yield Defect(name, "changed after sealing: its SHA-256 is not the listed one")
         except OSError as error:
             yield Defect(name, f"cannot be read: {error.strerror}")
+
+    def _verify_verifier(self) -> Iterator[Defect]:
+        """Somebody may run the copy, so it must be one that was shipped. An archive without one is older."""
+        copy = self._read(VERIFIER_NAME)
+        if copy is not None and copy != verifier() and sha256_hex(copy) not in OLDER_VERIFIERS:
+            yield Defect(VERIFIER_NAME, "none that this samestate shipped: a newer one's, or changed; do not run it")
 
     def _verify_opened(self, name: str, opened: StreamOpened, origins: dict[str, set[str]]) -> Iterator[Defect]:
         path = PurePosixPath(name)

@@ -8,8 +8,10 @@ from typing_extensions import override
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector, MultiKVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
+from samestate.cache.dictionary import DictionaryConnector
 from samestate.evidence.records import TransferGroup
 from samestate.evidence.stream import StreamWriter
+from samestate.instruments.dictionary_transfers import DictionaryAdapter
 from samestate.instruments.lmcache_transfers import LMCacheAdapter, is_lmcache
 from samestate.instruments.offloading_transfers import OffloadingAdapter
 from samestate.instruments.pages import Layout
@@ -36,6 +38,8 @@ def adapter_for(
     adapter: TransferAdapter | None = None
     if isinstance(child, OffloadingConnector):
         adapter = OffloadingAdapter(child, config, rank, stream, guard, save_delay_ms)
+    elif isinstance(child, DictionaryConnector):
+        adapter = DictionaryAdapter(child, config, rank, stream, guard, save_delay_ms)
     elif is_lmcache(child):
         adapter = LMCacheAdapter(child, config, rank, stream, guard, save_delay_ms)
     return adapter if adapter is None or child is inner else NestedAdapter(adapter)

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from typing_extensions import override
 
 from samestate.evidence.records import (
@@ -103,7 +104,7 @@ class LMCacheAdapter(TransferAdapter):
 
     @override
     def watch_pages(self, layout: Layout, poison: bool) -> None:
-        layers = transfer_layers(self._config, [group.engine_group for group in self.groups()])
+        layers = transfer_layers(self._config, [group.engine_group for group in self._groups])
         self._pages = self._all_pages = PageAudit(self._rank, layout, layers, None, poison, self._stream)
 
     @override
@@ -118,6 +119,11 @@ class LMCacheAdapter(TransferAdapter):
 
     @override
     def groups(self) -> list[TransferGroup]:
+        return self._groups
+
+    @cached_property
+    def _groups(self) -> list[TransferGroup]:
+        """One for each engine group that the worker registered."""
         moved = sorted({info.engine_group_id for info in self._worker.engine_group_infos})
         by_engine_group = engine_groups(self._config)
         return [
@@ -131,6 +137,10 @@ class LMCacheAdapter(TransferAdapter):
             )
             for index, engine_group in enumerate(moved)
         ]
+
+    @cached_property
+    def _plan(self) -> PagePlan:
+        return PagePlan.of(self._worker, self._separate)
 
     @override
     def step(self, metadata: KVConnectorMetadata) -> None:
@@ -149,23 +159,31 @@ class LMCacheAdapter(TransferAdapter):
         job, self._next = self._next, self._next + 1
         begun: list[int] = []
         self._guarded(lambda: begun.append(self._submitted(job, request_id, op, load)))
+        before = self._future(request_id, load)
         try:
             submit(request_id, op, *args, **kw)
         finally:
+            after = self._future(request_id, load)
             if begun:
-                futures = worker.retrieve_futures if load else worker.store_futures
-                found = futures.get(request_id)
-                self._guarded(lambda: self._follow(job, load, begun[0], found[0] if load and found else found))
+                self._guarded(lambda: self._follow(job, load, begun[0], after if after is not before else None))
+
+    def _future(self, request: str, load: bool) -> Any:
+        """What the worker keeps for the request, or None."""
+        if load:
+            return self._worker.retrieve_futures.get(request, (None,))[0]
+        return self._worker.store_futures.get(request)
 
     def _submitted(self, job: int, request: str, op: Operation, load: bool) -> int:
         """Record it; bytes of its parts."""
-        plan = PagePlan.of(self._worker, self._separate)
-        runs = plan.loaded(op) if load else plan.saved(op)
+        runs = self._plan.loaded(op) if load else self._plan.saved(op)
         parts = [self._part(run) for run in runs]
         if load:
             self._stream.append(LoadSubmitted(rank=self._rank, job=job, request=request, boundary=op.end, parts=parts))
             if self._pages:
                 self._pages.load_submitted(job, request, None, runs)
+                if torch.accelerator.is_available():
+                    # The event that the server waits for was recorded before the poison.
+                    torch.accelerator.synchronize()
         else:
             self._stream.append(SaveSubmitted(rank=self._rank, job=job, request=request, parts=parts))
             if self._save_delay_ms:
@@ -175,7 +193,7 @@ class LMCacheAdapter(TransferAdapter):
         return sum(part.bytes for part in parts)
 
     def _part(self, run: Run) -> TransferPart:
-        group = self.groups()[run.group]
+        group = self._groups[run.group]
         return TransferPart(
             group=run.group,
             first_block=run.first,

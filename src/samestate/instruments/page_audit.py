@@ -6,13 +6,13 @@ the copy, and puts the neighbouring pages and block 0 under guard.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
-from vllm.v1.kv_offload.base import BlockIDsLoadStoreSpec, GPULoadStoreSpec, LoadStoreSpec
+from vllm.v1.kv_offload.base import GPULoadStoreSpec, LoadStoreSpec
 
-from samestate.cache.host_worker import HostWorker
+from samestate.cache.host_worker import TierPage
 from samestate.evidence.records import (
     GuardsChecked,
     PageRow,
@@ -76,12 +76,19 @@ Blocks: TypeAlias = GPULoadStoreSpec | Sequence[Run]
 """The engine's side of a job."""
 
 
+class Tier(Protocol):
+    """An external tier that can be read in this process."""
+
+    def tier_pages(self, device: Any, tier: Any) -> Iterable[TierPage]:
+        """Where a job's pages lie in the tier, by both sides of the job as the connector describes them."""
+
+
 class PageAudit:
     """Digests, poison and guards of one rank. One thread, as vLLM's worker is.
 
     Args:
         layers: Layer names by transfer group, in the order of the group's references.
-        tier: The worker whose tier can be read, or None: stored bytes are then not recorded.
+        tier: What is read, or None: stored bytes are then not recorded.
         poison: Fill destinations and guard their neighbours.
 
     """
@@ -91,7 +98,7 @@ class PageAudit:
         rank: int,
         layout: Layout,
         layers: Sequence[Sequence[str]],
-        tier: HostWorker | None,
+        tier: Tier | None,
         poison: bool,
         stream: StreamWriter,
     ) -> None:
@@ -124,6 +131,7 @@ class PageAudit:
         self._record(job, request, "load", PageSide.STORED, "submitted", pages, self._stored(pages, target, source))
         guards = self._guard(pages) if self._poison else []
         if self._poison:
+            self._give_up_guards({page.block for page in pages})
             written = self._layout.fill(self._engine(pages))
             self._stream.append(
                 PagesPoisoned(rank=self._rank, job=job, pages=len(pages), bytes=written, guards=len(guards))
@@ -165,8 +173,6 @@ class PageAudit:
     def _stored(self, pages: Sequence[JobPage], device: Blocks, tier: LoadStoreSpec | None) -> list[torch.Tensor]:
         if self._tier is None:
             return []
-        assert isinstance(device, GPULoadStoreSpec)
-        assert isinstance(tier, BlockIDsLoadStoreSpec)
         whole = {(page.group, page.ref, page.position): page.page for page in self._tier.tier_pages(device, tier)}
         return [
             whole[page.group, page.ref, page.position][
@@ -179,14 +185,21 @@ class PageAudit:
         """One whole page per guarded address: layers of several groups may share the same bytes."""
         guarded: dict[int, tuple[Placed, int]] = {}
         blocks = sorted({page.block for page in pages})
+        loading = {page.block for load in self._loads.values() for page in load.pages}
+        beside = [block for block in neighbours(blocks, self._layout.blocks) if block not in loading]
         for page in pages:
-            for block in neighbours(blocks, self._layout.blocks):
+            for block in beside:
                 whole = page.placed.whole[block]
                 guarded.setdefault(whole.data_ptr(), (page.placed, block))
         facts = self._layout.facts([placed.whole[block] for placed, block in guarded.values()])
         return [
             Guard(placed, block, fact.digest) for (placed, block), fact in zip(guarded.values(), facts, strict=True)
         ]
+
+    def _give_up_guards(self, blocks: set[int]) -> None:
+        """A block that another load is about to fill is watched by that load's own rows."""
+        for load in self._loads.values():
+            load.guards[:] = [guard for guard in load.guards if guard.block not in blocks]
 
     def _record(
         self,

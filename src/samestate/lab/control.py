@@ -78,14 +78,12 @@ def _other_plan(root: Path, archive: Archive, plan: Plan) -> bool:
     ours, theirs = plan_sha256(plan), sha256_hex(archive.plan_json or b"")
     if theirs == ours:
         return False
-    if plan.control_from is None:
-        raise RunError(f"{root}: its plan is {theirs[:12]}, this one is {ours[:12]}; name an archive of the same plan")
     try:
         lender = Plan.model_validate_json(archive.plan_json or b"")
     except ValidationError as error:
         raise RunError(f"{root}: plan.json cannot be read ({error.errors()[0]['msg']}); run it again") from None
     if why := objection(plan, lender):
-        raise RunError(f"{root}: {why}; name an archive of plan {plan.control_from} with the same settings")
+        raise RunError(f"{root}: {why}; name an archive of such a plan with the same settings")
     return True
 
 

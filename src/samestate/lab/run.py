@@ -294,7 +294,7 @@ class _Attempt:
                 following.prepare()
             client.append(PlanResolved(resolved_sha256=self._resolved_sha256))
             with self.timed(f"{arm.name}: operations"):
-                self._operate(arm.name, engine, client, resolution)
+                self._operate(arm, engine, client, resolution)
             with self.timed(f"{arm.name}: stop"):
                 alive = self._services.alive(arm)
                 engine.close()
@@ -322,12 +322,17 @@ class _Attempt:
             self._resolved_sha256 = self._archive.write_resolved(self._resolution.json)
         return self._resolution
 
-    def _operate(self, arm: str, engine: Engine, client: StreamWriter, resolution: Resolution) -> None:
-        planned = planned_cases(self._plan, resolution.resolved.checkpoint_interval, arm)
+    def _operate(self, arm: ArmPlan, engine: Engine, client: StreamWriter, resolution: Resolution) -> None:
+        planned = planned_cases(self._plan, resolution.resolved.checkpoint_interval, arm.name)
         total, done = sum(len(case.operations) for case in planned), count(1)
         self._reach(ContactLevel.REQUEST)
         operator = Operator(self._plan, resolution, engine, client)
-        operator.perform(planned, lambda op: self._progress.operation(arm, next(done), total, op))
+
+        def over(op: str) -> None:
+            self._services.require_alive(arm)
+            self._progress.operation(arm.name, next(done), total, op)
+
+        operator.perform(planned, over)
 
     def _reach(self, level: ContactLevel) -> None:
         """Log the first contact at a level, before it is made (or, for the model, as soon as it is known)."""

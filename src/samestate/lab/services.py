@@ -70,7 +70,9 @@ class Services:
                 "put the control first, or set engine.settings.block_size"
             )
         continues = id(service) in self._running and arm.service == "kept"
-        if not continues:
+        if continues:
+            self.require_alive(arm)
+        else:
             service.stop()
             self._started = service.start(checkpoint_interval)
             self._running.add(id(service))
@@ -80,6 +82,13 @@ class Services:
         """Whether the arm's service still answers; True without one."""
         service = self._by_arm.get(arm.name)
         return service is None or service.alive()
+
+    def require_alive(self, arm: ArmPlan) -> None:
+        """Raise `ServiceError` when the arm's service no longer answers: an engine without it tests nothing."""
+        if not self.alive(arm):
+            raise ServiceError(
+                f"arm {arm.name}: its service died or no longer answers; see its service.log, then run again"
+            )
 
     def end(self, arm: ArmPlan, *, alive: bool, client: StreamWriter) -> None:
         """Stop the arm's service, unless an arm follows. Raises `ServiceError`."""

@@ -13,6 +13,7 @@ _DECIDE_THE_CONTROL = (
     "engine",
     "lengths",
     "operations",
+    "prompts",
     "template",
     "output_tokens",
     "seed",
@@ -24,15 +25,14 @@ _DECIDE_THE_CONTROL = (
 def objection(plan: Plan, lender: Plan) -> str | None:
     """Why `lender`'s control cannot stand in for `plan`'s own; None: it can.
 
-    Either both are one plan, or `plan` names `lender` in `control_from` and the two do not
-    differ in anything that decides what a control computes.
+    Either both are one plan, or `lender` has `plan`'s name (its other arms have another connector, release or
+    option) or the one in `control_from`, and the two do not differ in anything that decides what a control computes.
     """
     if lender == plan:
         return None
-    if plan.control_from is None:
-        return f"is of plan {lender.name}; plan {plan.name} takes a control of the same plan only"
-    if lender.name != plan.control_from:
-        return f"is of plan {lender.name}; plan {plan.name} takes its control from plan {plan.control_from}"
+    if lender.name not in (plan.name, plan.control_from):
+        lenders = " or ".join(name for name in (plan.name, plan.control_from) if name)
+        return f"is of plan {lender.name}; plan {plan.name} takes its control from plan {lenders}"
     ours, theirs = _control(plan), _control(lender)
     if ours != theirs:
         return "its control arm is another than this plan's"

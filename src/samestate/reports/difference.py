@@ -14,10 +14,11 @@ from samestate.checks.base import CheckResult, Finding
 from samestate.checks.equality import first_difference
 from samestate.checks.history import History
 from samestate.checks.table import CaseRow
-from samestate.reports.words import number, plain, short, shown
+from samestate.reports.words import first_difference_of, number, plain, row_name, short, shown
 
 Outputs = dict[tuple[str, str], list[int]]
 """Generated tokens by arm and operation."""
+KINDS = ("verdict", "check", "finding", "row", "tokens")
 ABSENT = "none"
 _ROW_NAMES = {
     "first_difference": "first difference",
@@ -26,7 +27,7 @@ _ROW_NAMES = {
     "credited": "p",
     "rank_bytes": "bytes per rank",
 }
-_ROW_KEY = {"case", "repeat"}
+_ROW_KEY = {"case", "repeat", "arm", "op"}
 
 
 class Side(NamedTuple):
@@ -41,7 +42,7 @@ class Change(NamedTuple):
     """One thing that is not the same in both."""
 
     kind: str
-    """``verdict``, ``check``, ``row`` or ``tokens``."""
+    """One of `KINDS`."""
     name: str
     a: str
     b: str
@@ -99,7 +100,7 @@ def _by_row(judgement: Judgement) -> dict[str, CaseRow]:
     rows: dict[str, CaseRow] = {}
     seen: Counter[str] = Counter()
     for row in judgement.table:
-        name = row.case if row.repeat is None else f"{row.case} repeat {row.repeat}"
+        name = row_name(row)
         seen[name] += 1
         rows[name if seen[name] == 1 else f"{name} ({seen[name]})"] = row
     return rows
@@ -138,9 +139,14 @@ def _row(name: str, a: CaseRow | None, b: CaseRow | None) -> Iterator[Change]:
         yield Change("row", name, *(plain(one.verdict) if one else ABSENT for one in (a, b)))
         return
     for field in CaseRow.model_fields:
-        values = getattr(a, field), getattr(b, field)
-        if field not in _ROW_KEY and values[0] != values[1]:
-            yield Change("row", f"{name}: {_ROW_NAMES.get(field, field)}", *map(_value, values))
+        if field not in _ROW_KEY and getattr(a, field) != getattr(b, field):
+            yield Change("row", f"{name}: {_ROW_NAMES.get(field, field)}", _cell(a, field), _cell(b, field))
+
+
+def _cell(row: CaseRow, field: str) -> str:
+    if field == "first_difference":
+        return first_difference_of(row)
+    return _value(getattr(row, field))
 
 
 def _value(value: Any) -> str:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from samestate.checks.base import CheckResult, Finding, Verdict
+from samestate.checks.history import CANDIDATE
+from samestate.checks.table import CaseRow
 from samestate.evidence.text import printable
 from samestate.reports.model import Cited, Report, cite
 from samestate.reports.page_map import PageState
@@ -32,13 +34,19 @@ _WORST_FIRST = [Verdict.FAIL, Verdict.UNKNOWN, Verdict.NOT_EXERCISED, Verdict.EX
 PAGE_MARKS = {
     PageState.EQUAL: "=",
     PageState.DIFFERS: "≠",
-    PageState.POISON: "☠",
+    PageState.POISON: "P",
     PageState.MISSING: "?",
     PageState.UNSAVED: "!",
     PageState.SAVED: "s",
     PageState.NONE: "·",
 }
 """Letters of the page map."""
+
+
+MOST_SQUARES = 32
+"""Blocks of a request that have a square each; where there are more, those alike share one."""
+SHOWN_FIRST = 3
+"""Findings of a check before the fold."""
 
 
 class Limits(NamedTuple):
@@ -129,13 +137,14 @@ def _render(report: Report, root: Path, base: str | None, limits: Limits) -> str
         places=lambda finding: [cited[where] for where in finding.evidence[: limits.places]],
         link=link,
         rows=report.cases.rows[: limits.rows],
-        cases=[
-            (case, _case_verdict(report, case.case), [_drawn(one, limits) for one in case.requests]) for case in chosen
-        ],
-        anchors={case.case for case in chosen},
+        cases=[(case, _case_verdict(report, case), [_drawn(one, limits) for one in case.requests]) for case in chosen],
+        anchors={(case.arm, case.case): case.name for case in chosen},
+        row_case=_row_case,
         credits_locally=any(
             one.tokens.restored is None and one.tokens.credited for case in chosen for one in case.requests
         ),
+        most_squares=MOST_SQUARES,
+        shown_first=SHOWN_FIRST,
         maps=report.pages[: limits.maps],
         left_out=_left_out(report, told, limits, len(chosen)),
     )
@@ -154,18 +163,23 @@ def _counts(report: Report) -> str:
     )
 
 
-def _case_verdict(report: Report, case: str) -> Verdict | None:
+def _row_case(row: CaseRow) -> tuple[str, str]:
+    """Arm and case of a row, as timelines have them."""
+    return row.arm or CANDIDATE, row.case
+
+
+def _case_verdict(report: Report, case: CaseTimeline) -> Verdict | None:
     """The worst of the case's rows; None: the table has none."""
-    verdicts = {line.row.verdict for line in report.cases.rows if line.row.case == case}
+    verdicts = {line.row.verdict for line in report.cases.rows if _row_case(line.row) == (case.arm, case.case)}
     return min(verdicts, key=_WORST_FIRST.index, default=None)
 
 
 def _chosen(report: Report, most: int) -> list[CaseTimeline]:
     """The cases that are drawn, in order: where not all fit, those that did not pass come before those that did."""
-    troubled = {line.row.case for line in report.cases.rows if line.row.verdict is not Verdict.PASS}
-    ranked = sorted(report.timelines, key=lambda case: case.case not in troubled)[:most]
-    kept = {case.case for case in ranked}
-    return [case for case in report.timelines if case.case in kept]
+    troubled = {_row_case(line.row) for line in report.cases.rows if line.row.verdict is not Verdict.PASS}
+    ranked = sorted(report.timelines, key=lambda case: (case.arm, case.case) not in troubled)[:most]
+    kept = {(case.arm, case.case) for case in ranked}
+    return [case for case in report.timelines if (case.arm, case.case) in kept]
 
 
 def _used_states(report: Report, limits: Limits) -> list[PageState]:
@@ -185,8 +199,17 @@ def _left_out(report: Report, told: list[tuple[CheckResult, list[Finding]]], lim
 
 
 def _drawn(request: RequestTimeline, limits: Limits) -> Drawn:
+    first = request.steps[0] if request.steps else 0.0
+
     def place(at: float) -> float:
-        return min(100.0, max(0.0, 100 * at / request.length))
+        """Percent: the left half of the axis runs to the first batch, the right half to the end."""
+        if first <= 0 or first >= request.length:
+            part = at / request.length
+        elif at <= first:
+            part = at / first / 2
+        else:
+            part = 0.5 + (at - first) / (request.length - first) / 2
+        return 100 * min(1.0, max(0.0, part))
 
     marks = []
     for event in request.events:

@@ -10,7 +10,8 @@ import re
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
-from samestate.checks.base import CheckResult, Verdict
+from samestate.checks.base import CheckResult, Place, Verdict
+from samestate.checks.table import CaseRow
 from samestate.reports.model import Report
 from samestate.reports.words import GridRow, plain
 
@@ -53,9 +54,15 @@ def _case(report: Report, line: GridRow) -> _Case:
         f"{result.check}: {finding.message} [{finding.code}]"
         for result in report.told
         for finding in result.findings
-        if finding.place.case == line.row.case
+        if _concerns(finding.place, line.row)
     ]
     return _Case(line.name, line.row.verdict, told, found)
+
+
+def _concerns(place: Place, row: CaseRow) -> bool:
+    """Whether a finding is one of the row's case, and of its arm and operation if it names them."""
+    same_arm = row.arm is None or place.arm in (None, row.arm)
+    return place.case == row.case and same_arm and (row.op is None or place.op in (None, row.op))
 
 
 def _suite(root: ET.Element, report: Report, name: str, tests: list[_Case]) -> None:

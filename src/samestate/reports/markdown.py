@@ -22,7 +22,10 @@ _MARKS = {
     Verdict.NOT_EXERCISED: "⚪",
     Verdict.EXCLUDED: "⚪",
 }
-_PUNCTUATION = re.compile(r"""([!"#$%'()*+,\-./:;=?@\[\\\]^_`{|}~])""")
+_MARKUP = re.compile(r"[\\`*_\[\]#!|~$@]|:(?=//)|:(?=[\w+-]+:)|(?<=www)\.", re.I)
+"""Characters that begin or end markup, links, mentions, emoji, formulas and table cells."""
+_BEGINNING = re.compile(r"^(?:[-+=]|\d+(?=[.)]))")
+"""What begins a list, or underlines a title, at the beginning of a line."""
 _ENTITIES = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
 
 
@@ -54,7 +57,8 @@ def _cases(report: Report, most: int) -> Iterator[str]:
     rows = report.cases.rows
     if not rows:
         return
-    yield from _table([*report.cases.headings, "verdict"], len(report.cases.headings))
+    headings = [*report.cases.headings, "verdict"]
+    yield from _table(headings, range(report.cases.words, len(headings) - 1))
     for line in rows[:most]:
         yield _row([*map(_text, line.cells), _verdict(line.row.verdict)])
     if len(rows) > most:
@@ -88,7 +92,7 @@ def _finding(finding: Finding) -> str:
 
 
 def _checks(report: Report) -> Iterator[str]:
-    yield from _table(["check", "verdict", "summary", "unit"], 0)
+    yield from _table(["check", "verdict", "summary", "unit"], range(0))
     for result in report.checks:
         name = result.check if result.check in report.judgement.required else f"{result.check} (not required)"
         yield _row([_text(name), _verdict(result.verdict), _text(result.summary), _text(result.unit)])
@@ -115,10 +119,10 @@ def _folded(title: str, lines: Iterable[str]) -> Iterator[str]:
         yield from (f"<details><summary>{title}</summary>", "", *lines, "", "</details>", "")
 
 
-def _table(headings: list[str], right: int) -> Iterator[str]:
-    """The head of a table whose first `right` columns are numbers."""
+def _table(headings: list[str], numbers: range) -> Iterator[str]:
+    """The head of a table, and which of its columns are numbers."""
     yield _row(headings)
-    yield _row(["--:"] * right + ["---"] * (len(headings) - right))
+    yield _row(["--:" if index in numbers else "---" for index in range(len(headings))])
 
 
 def _row(cells: list[str]) -> str:
@@ -131,4 +135,10 @@ def _verdict(verdict: Verdict) -> str:
 
 def _text(text: str) -> str:
     """Text that stays text: no markup, link, mention, table cell or line of its own comes of it."""
-    return _PUNCTUATION.sub(r"\\\1", " ".join(text.split())).translate(_ENTITIES)
+    inert = _MARKUP.sub(r"\\\g<0>", " ".join(text.split())).translate(_ENTITIES)
+    return _BEGINNING.sub(_unbegun, inert)
+
+
+def _unbegun(found: re.Match[str]) -> str:
+    begun = found.group()
+    return f"&#{ord(begun[0])};{begun[1:]}"

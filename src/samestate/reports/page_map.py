@@ -1,4 +1,4 @@
-"""Which pages each load of the candidate brought, by rank and transfer group. The checks judge; this shows.
+"""Which pages each load brought, by rank and transfer group. The checks judge; this shows.
 
 A page is compared with what was last saved for the same tokens, entry and rank.
 """
@@ -62,6 +62,7 @@ class GroupRow(NamedTuple):
 class PageMap(NamedTuple):
     """What one request loaded."""
 
+    arm: str
     case: str
     op: str
     blocks: int
@@ -79,11 +80,10 @@ class _Loaded:
 
 
 def page_maps(history: History) -> list[PageMap]:
-    """One map for each request that loaded, in time order; none where no page was read."""
-    arm = history.arm(CANDIDATE)
-    if not arm.pages.transfers:
-        return []
-    return _Mapper(history, arm).maps()
+    """One map for each request that loaded, arm by arm in time order; none where no page was read."""
+    history.arm(CANDIDATE)
+    arms = (arm for arm in history.arms.values() if arm.pages.transfers)
+    return [one for arm in arms for one in _Mapper(history, arm).maps()]
 
 
 def require_page_maps(history: History) -> tuple[list[PageMap], str]:
@@ -162,7 +162,9 @@ class _Mapper:
         more = [f"{len(notes) - NOTES_SHOWN:,} more pages"] if len(notes) > NOTES_SHOWN else []
         blocks = max((run.last + 1 for row in rows for run in row.runs), default=0)
         place = self._prefixes.place(request)
-        return PageMap(place.case or "?", self._prefixes.name(request), blocks, rows, [*notes[:NOTES_SHOWN], *more])
+        return PageMap(
+            self._arm.name, place.case or "?", self._prefixes.name(request), blocks, rows, [*notes[:NOTES_SHOWN], *more]
+        )
 
     def _prompt_tokens(self, request: str) -> int:
         op = self._prefixes.place(request).op

@@ -62,7 +62,7 @@ def print_judgement(judgement: Judgement, console: Console) -> None:
 
 
 def _cases(cases: Grid) -> Table:
-    table = _table(*cases.headings, right=True)
+    table = _table(*cases.headings, words=cases.words)
     table.add_column("verdict")
     for line in cases.rows:
         table.add_row(*line.cells, _verdict(line.row.verdict))
@@ -70,7 +70,7 @@ def _cases(cases: Grid) -> Table:
 
 
 def _checks(judgement: Judgement) -> Table:
-    table = _table("check", "verdict", "summary", "unit")
+    table = _table("check", "verdict", "summary", "unit", words=4)
     for result in judgement.results:
         name = result.check if result.check in judgement.required else f"({result.check})"
         table.add_row(Text(name), _verdict(result.verdict), Text(result.summary), Text(result.unit))
@@ -105,10 +105,11 @@ def _print_list(console: Console, title: str, lines: Iterable[str]) -> None:
             _item(console, Text(line))
 
 
-def _table(*headings: str, right: bool = False) -> Table:
+def _table(*headings: str, words: int) -> Table:
+    """A table whose first columns are words, and the others numbers."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
-    for heading in headings:
-        table.add_column(heading, justify="right" if right else "left")
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if index < words else "right", overflow="fold")
     return table
 
 

@@ -1,4 +1,4 @@
-"""What happened to each request of the candidate, and when: from records alone, judged by nobody.
+"""What happened to each request of every arm with a connector, and when: from records alone, judged by nobody.
 
 Times are milliseconds of the host's monotonic clock since the operation started. They order what
 happened; whether they are measurements is the judgement's to say.
@@ -47,7 +47,7 @@ class Tokens(NamedTuple):
     restored: int | None
     """B, the farthest that any rank reports; None: nothing loaded, or not reported."""
     strict: int | None
-    """Where B belongs under the strict prefix, for a request that loaded."""
+    """Where B belongs under the strict prefix, for a reload that loaded."""
     credited: int | None
     """p: where the first batch starts."""
     batches: list[Batch]
@@ -55,7 +55,7 @@ class Tokens(NamedTuple):
 
 
 class RequestTimeline(NamedTuple):
-    """One generation of the candidate."""
+    """One generation."""
 
     op: str
     name: OperationName
@@ -70,16 +70,31 @@ class RequestTimeline(NamedTuple):
 
 
 class CaseTimeline(NamedTuple):
-    """The generations of one case, those that reuse first."""
+    """The generations of one case of one arm, those that reuse first."""
 
+    arm: str
     case: str
     tokens: int
     requests: list[RequestTimeline]
 
+    @property
+    def name(self) -> str:
+        """The case; outside the candidate, the arm too."""
+        return self.case if self.arm == CANDIDATE else f"{self.arm} {self.case}"
+
 
 def timelines(history: History) -> list[CaseTimeline]:
-    """The cases that the candidate started, in order. Raises MissingEvidence without candidate or C."""
-    arm, interval = history.arm(CANDIDATE), history.resolved.checkpoint_interval
+    """The cases that each arm with a connector started, in order, and the candidate's whatever it has.
+
+    Raises MissingEvidence without candidate or C.
+    """
+    history.arm(CANDIDATE)
+    interval = history.resolved.checkpoint_interval
+    arms = (arm for arm in history.arms.values() if arm.connected or arm.name == CANDIDATE)
+    return [case for arm in arms for case in _cases(arm, interval)]
+
+
+def _cases(arm: ArmHistory, interval: int) -> list[CaseTimeline]:
     by_case: dict[str, list[RequestTimeline]] = {}
     lengths: dict[str, int] = {}
     for started in arm.started:
@@ -88,7 +103,7 @@ def timelines(history: History) -> list[CaseTimeline]:
             by_case.setdefault(started.rec.case, []).append(_request(arm, started, output, interval))
             lengths.setdefault(started.rec.case, started.rec.prompt_tokens)
     return [
-        CaseTimeline(case, lengths[case], sorted(requests, key=lambda request: not request.reuses))
+        CaseTimeline(arm.name, case, lengths[case], sorted(requests, key=lambda request: not request.reuses))
         for case, requests in by_case.items()
     ]
 
@@ -101,26 +116,27 @@ def _request(
     events = sorted(_events(arm, op, request, rows, zero), key=lambda event: event.begins)
     times = (arm.steps.time_of(row.n) for row in rows)
     steps = [(time - zero) / 1e6 for time in times if time is not None]
-    loads = arm.loads.get(request, [])
+    boundaries = [load.submitted.rec.boundary for load in arm.loads.get(request, ())]
     return RequestTimeline(
         op=op,
         name=started.rec.name,
-        reuses=bool(loads) or bool(rows and rows[0].start),
-        tokens=_tokens(started.rec.prompt_tokens, interval, rows, [load.submitted.rec.boundary for load in loads]),
+        reuses=bool(boundaries) or bool(rows and rows[0].start),
+        tokens=_tokens(started.rec, interval, rows, boundaries),
         events=events,
         steps=steps,
         length=max([_SHORTEST_MS, *steps, *(event.ends or event.begins for event in events if event.name != ANSWERED)]),
     )
 
 
-def _tokens(n: int, interval: int, rows: list[Row], boundaries: list[int | None]) -> Tokens:
+def _tokens(started: OperationStarted, interval: int, rows: list[Row], boundaries: list[int | None]) -> Tokens:
+    n = started.prompt_tokens
     known = [boundary for boundary in boundaries if boundary is not None]
     prompt = [Batch(row.start, row.end, index == 0) for index, row in enumerate(rows) if row.start < n]
     return Tokens(
         n=n,
         interval=interval,
         restored=max(known, default=None),
-        strict=strict_boundary(n, interval) if boundaries and n else None,
+        strict=strict_boundary(n, interval) if boundaries and n and started.name is OperationName.RELOAD else None,
         credited=rows[0].start if rows else None,
         batches=prompt[:MAX_BATCHES_DRAWN],
     )

@@ -25,6 +25,12 @@ REPEAT_LEGEND = (
     "N prompt tokens · p tokens hit in the local cache · scheduled in the first batch after the hit · "
     f"suffix N-p · first difference from cold: index of the token, {EQUAL} when all are equal"
 )
+SCENARIO_LEGEND = (
+    "path where reused tokens came from · N prompt tokens · local tokens hit in the local cache · "
+    f"B restored prefix, {EQUAL} where nothing was loaded · p tokens credited · scheduled in the first batch · "
+    f"first difference from cold: index of the token, {EQUAL} when all are equal · "
+    "(batch) handed in with others · (salted) with a cache salt"
+)
 CONTENT_LEGEND = "B by content: the prefix whose state the loaded bytes are, by digests of what was saved"
 NO_MEASUREMENT = "not eligible for performance: no time of this run is a measurement"
 _COMPARISONS = {
@@ -36,7 +42,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class GridRow(NamedTuple):
-    """One case, ready to be shown."""
+    """One case, or one generation of a scenario, ready to be shown."""
 
     row: CaseRow
     cells: list[str]
@@ -44,16 +50,24 @@ class GridRow(NamedTuple):
 
     @property
     def name(self) -> str:
-        """``N3584``, or ``N1250 repeat 2``."""
-        return self.row.case if self.row.repeat is None else f"{self.row.case} repeat {self.row.repeat}"
+        return row_name(self.row)
 
 
 class Grid(NamedTuple):
-    """The table of cases. Every column but the verdict, which comes last, is a number or stands for one."""
+    """The table of cases: some columns of words, then numbers or what stands for one. The verdict follows."""
 
     headings: list[str]
     rows: list[GridRow]
     legend: list[str]
+    words: int = 0
+    """How many of the columns are words."""
+
+
+def row_name(row: CaseRow) -> str:
+    """``N3584``, ``N1250 repeat 2``; of a scenario ``candidate trunk.2``."""
+    if row.op is not None:
+        return f"{row.arm} {row.op}"
+    return row.case if row.repeat is None else f"{row.case} repeat {row.repeat}"
 
 
 def shown(model: M) -> M:
@@ -76,8 +90,13 @@ def _printable(value: Any) -> Any:
 
 
 def grid(judgement: Judgement) -> Grid:
-    """The table of a judgement: study A's columns for reloads, its own for repeats; no rows where it has none."""
+    """The table of a judgement: of reloads, of repeats or of a scenario; no rows where it has none."""
     rows = judgement.table
+    if any(row.op is not None for row in rows):
+        headings = ["generation", "path", "N", "first difference", "local", "B", "p", "scheduled"]
+        several = len({row.arm for row in rows}) > 1
+        cells = (_generation(row, named=several) for row in rows)
+        return Grid(headings, list(map(GridRow, rows, cells)), [SCENARIO_LEGEND], words=2)
     if any(row.repeat for row in rows):
         headings = ["N", "repeat", "first difference", "p", "scheduled", "suffix"]
         return Grid(headings, [GridRow(row, _repeat(row)) for row in rows], [REPEAT_LEGEND])
@@ -97,15 +116,26 @@ def _reads_content(judgement: Judgement) -> bool:
 def _reload(row: CaseRow, *, by_content: bool) -> list[str]:
     content = [number(row.content_boundary)] if by_content else []
     numbers = [number(value) for value in (row.credited, row.scheduled, row.suffix)]
-    return [number(row.tokens), _first_difference(row), _boundary(row), *content, *numbers, _bytes(row.rank_bytes)]
+    return [number(row.tokens), first_difference_of(row), _boundary(row), *content, *numbers, _bytes(row.rank_bytes)]
 
 
 def _repeat(row: CaseRow) -> list[str]:
     numbers = [number(value) for value in (row.credited, row.scheduled, row.suffix)]
-    return [number(row.tokens), number(row.repeat), _first_difference(row), *numbers]
+    return [number(row.tokens), number(row.repeat), first_difference_of(row), *numbers]
 
 
-def _first_difference(row: CaseRow) -> str:
+def _generation(row: CaseRow, *, named: bool) -> list[str]:
+    """`named`: with its arm."""
+    marks = f"{' (batch)' if row.together else ''}{' (salted)' if row.salted else ''}"
+    name = f"{row_name(row) if named else row.op}{marks}"
+    planned = "" if row.planned_path in (None, "any", row.path) else f" (planned {row.planned_path})"
+    boundary = _boundary(row) if row.boundary_reported or any(row.rank_bytes) else EQUAL
+    reached = [number(row.local), boundary, number(row.credited), number(row.scheduled)]
+    return [name, f"{row.path or UNSEEN}{planned}", number(row.tokens), first_difference_of(row), *reached]
+
+
+def first_difference_of(row: CaseRow) -> str:
+    """The index of the token; ``–`` when all are equal, ``?`` when they were not compared."""
     if row.first_difference is not None:
         return number(row.first_difference)
     return EQUAL if row.equal else UNSEEN

@@ -1,0 +1,161 @@
+"""``intervention`` and ``services``: what was done to a connector, and what ran beside its engine, is what was planned.
+
+Neither comes up where no arm plans it and none records it: both are then not exercised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from samestate.checks.base import CheckResult, Finding, Place, Verdict
+from samestate.checks.history import ArmHistory, History
+from samestate.checks.seen import Seen
+from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.evidence.records import InterventionApplied
+from samestate.plans.model import ArmPlan
+
+INTERVENTION = "intervention"
+SERVICES = "services"
+SERVED = ("lmcache",)
+"""Connectors whose external cache is a server's."""
+
+Functions = frozenset[tuple[str, str, str]]
+"""Module, name and source hash of what a repair replaced."""
+
+
+def intervention(history: History) -> CheckResult:
+    """Repairs and releases of every arm against the plan; one repair replaces the same functions everywhere."""
+    planned = {arm.name: arm for arm in history.plan.arms}
+    asked = any(arm.repair or arm.release for arm in planned.values())
+    if not asked and not any(arm.interventions for arm in history.arms.values()):
+        return _not_exercised(INTERVENTION, "no repair and no release is planned, and no repair is recorded")
+    findings: list[Finding] = []
+    replaced: dict[str, tuple[Functions, str]] = {}
+    for arm in history.arms.values():
+        plan = planned.get(arm.name)
+        findings += _repair(arm, plan.repair if plan else None)
+        for seen in arm.interventions:
+            findings += _functions(arm, seen, replaced)
+        if plan and plan.release:
+            findings += _release(arm, plan)
+    repairs = sorted({seen.rec.name for arm in history.arms.values() for seen in arm.interventions})
+    functions = sum(len(one) for one, _ in replaced.values())
+    releases = sorted({f"{arm.connector} {arm.release}" for arm in planned.values() if arm.release})
+    said = [f"{', '.join(repairs)} on {functions} functions" if repairs else "no repair", *releases]
+    return conclude(
+        INTERVENTION,
+        findings,
+        unit="arms",
+        examined=len(history.arms),
+        summary=f"{len(history.arms)} arms: {', '.join(said)}",
+    )
+
+
+def _repair(arm: ArmHistory, repair: str | None) -> Iterator[Finding]:
+    place = Place(arm=arm.name)
+    for seen in arm.interventions:
+        if repair is None:
+            message = f"arm {arm.name}: repair {seen.rec.name} was applied, and none is planned"
+            yield fail("unplanned_intervention", message, place, [seen.where])
+        elif seen.rec.name != repair:
+            message = f"arm {arm.name}: repair {seen.rec.name} was applied, planned {repair}"
+            yield fail("wrong_intervention", message, place, [seen.where])
+    if repair is None:
+        return
+    processes = [process for process in arm.streams if process.startswith("scheduler")]
+    if not processes:
+        yield unknown("missing_intervention", f"arm {arm.name}: no scheduler's stream is recorded", place)
+    for process in processes:
+        there = [seen for seen in arm.interventions if seen.stream == f"arms/{arm.name}/{process}.jsonl"]
+        if not there:
+            message = f"arm {arm.name}: {process} records no repair, planned {repair}"
+            yield unknown("missing_intervention", message, place)
+        elif len(there) > 1:
+            message = f"arm {arm.name}: {process} records {len(there)} repairs, planned one"
+            yield fail("repeated_intervention", message, place, [seen.where for seen in there])
+
+
+def _functions(
+    arm: ArmHistory, seen: Seen[InterventionApplied], replaced: dict[str, tuple[Functions, str]]
+) -> Iterator[Finding]:
+    mine = frozenset((one.module, one.qualname, one.source_sha256) for one in seen.rec.functions)
+    place = Place(arm=arm.name)
+    if not mine:
+        message = f"arm {arm.name}: repair {seen.rec.name} replaced no function"
+        yield fail("empty_intervention", message, place, [seen.where])
+    theirs, where = replaced.setdefault(seen.rec.name, (mine, seen.where))
+    if mine != theirs:
+        names = ", ".join(sorted({f"{module}.{name}" for module, name, _ in mine ^ theirs}))
+        message = f"arm {arm.name}: repair {seen.rec.name} replaced other functions than elsewhere: {names}"
+        yield fail("interventions_differ", message, place, [where, seen.where])
+
+
+def _release(arm: ArmHistory, plan: ArmPlan) -> Iterator[Finding]:
+    place = Place(arm=arm.name)
+    running: Mapping[str, str] = arm.engine.rec.versions
+    version = running.get(plan.connector)
+    if version is None:
+        message = f"arm {arm.name}: the engine names no version of {plan.connector}, planned {plan.release}"
+        yield unknown("missing_release", message, place, [arm.engine.where])
+    elif version != plan.release:
+        message = f"arm {arm.name}: the engine ran {plan.connector} {version}, planned {plan.release}"
+        yield fail("wrong_release", message, place, [arm.engine.where])
+
+
+def services(history: History) -> CheckResult:
+    """The server beside every engine that needs one: there from beginning to end, and carried over as planned."""
+    planned = {arm.name: arm for arm in history.plan.arms}
+    served = [
+        arm
+        for arm in history.arms.values()
+        if arm.services or arm.services_over or (arm.name in planned and planned[arm.name].connector in SERVED)
+    ]
+    if not served:
+        return _not_exercised(SERVICES, "no arm needs a server beside its engine, and none is recorded")
+    findings: list[Finding] = []
+    for arm in served:
+        findings += _service(arm, planned.get(arm.name))
+    over = [seen.rec for arm in served for seen in arm.services_over]
+    named = sorted({f"{seen.rec.service} {seen.rec.version}".rstrip() for arm in served for seen in arm.services})
+    leftovers = sum(rec.leftovers for rec in over)
+    summary = (
+        f"{sum(rec.alive for rec in over)}/{len(served)} arms with a server ({', '.join(named) or 'unnamed'}) that was "
+        f"alive at the end; {leftovers or 'no'} shared-memory segments left behind"
+    )
+    return conclude(SERVICES, findings, unit="arms", examined=len(served), summary=summary)
+
+
+def _service(arm: ArmHistory, plan: ArmPlan | None) -> Iterator[Finding]:
+    place = Place(arm=arm.name)
+    if plan is None or plan.connector == "none":
+        wheres = [seen.where for seen in arm.services] + [seen.where for seen in arm.services_over]
+        yield fail("unplanned_service", f"arm {arm.name}: a server is recorded, and none is planned", place, wheres)
+        return
+    records = {"start": [seen.where for seen in arm.services], "end": [seen.where for seen in arm.services_over]}
+    for what, wheres in records.items():
+        if not wheres:
+            yield unknown("missing_service", f"arm {arm.name}: the {what} of its server is not recorded", place)
+        elif len(wheres) > 1:
+            message = f"arm {arm.name}: its server has {len(wheres)} {what}s, planned 1"
+            yield fail("service_restarted", message, place, wheres)
+    for started in arm.services:
+        kept = plan.follows is not None and plan.service == "kept"
+        if started.rec.continues != kept:
+            ran = "was running already" if started.rec.continues else "was started anew"
+            wanted = f"kept from arm {plan.follows}" if kept else "started for this arm"
+            message = f"arm {arm.name}: its server {ran}, planned: {wanted}"
+            yield fail("wrong_service", message, place, [started.where])
+        if plan.release and started.rec.version != plan.release:
+            message = (
+                f"arm {arm.name}: its server is {started.rec.service} {started.rec.version}, planned {plan.release}"
+            )
+            yield fail("wrong_release", message, place, [started.where])
+    for over in arm.services_over:
+        if not over.rec.alive:
+            message = f"arm {arm.name}: its server no longer answered when the last operation was over"
+            yield unknown("service_died", message, place, [over.where])
+
+
+def _not_exercised(check: str, message: str) -> CheckResult:
+    finding = Finding(code="not_planned", verdict=Verdict.NOT_EXERCISED, message=message)
+    return conclude(check, [finding], unit="arms", examined=0, summary=message)

@@ -1,0 +1,181 @@
+"""Accepted findings: failures that a team knows, has a reason for, and lives with until a date.
+
+Acceptance changes what a run comes to for whoever names the file, and nothing else: the kept verdict stays the
+analyzer's. Only a finding of a failure can be accepted, and with it the shadow that it casts: a request that starts at
+a wrong p is also scheduled otherwise than the control's, which `geometry` reports as unknown. What makes evidence
+evidence cannot be accepted, and missing evidence cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from samestate.checks import coverage, geometry, integrity
+from samestate.checks.analyzers import ANALYZERS, Judgement
+from samestate.checks.base import CheckResult, Finding, Verdict
+from samestate.checks.plan_identity import CHECK as PLAN_IDENTITY
+from samestate.checks.verdicts import conclude, run_verdict
+from samestate.checks.written import Written, WrittenError, read_written
+from samestate.plans.errors import nearest
+
+CHECK = "known"
+NEVER = (integrity.CHECK, coverage.CHECK, PLAN_IDENTITY)
+"""Without these nothing else that a run says holds."""
+SHADOW = (geometry.CHECK, "geometry_mismatch")
+"""Unknown, seen in records of both sides, and what an accepted failure of the same operation leads to."""
+
+_Said = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class Entry(Written):
+    """One accepted finding: every place field that is given must be the finding's own."""
+
+    check: str
+    code: str
+    arm: str | None = None
+    case: str | None = None
+    op: str | None = None
+    request: str | None = None
+    rank: int | None = None
+    group: int | None = None
+    layer: str | None = None
+    boundary: int | None = None
+    reason: _Said
+    expires: date
+    """The last day, UTC, on which it is accepted."""
+    by: _Said
+
+    @field_validator("reason", "by")
+    @classmethod
+    def _not_blank(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("is blank; say it")
+        return value
+
+    def covers(self, check: str, finding: Finding) -> bool:
+        """Whether `finding`, of a check of that id, is the one meant."""
+        wanted = self.model_dump(include=set(type(finding.place).model_fields), exclude_none=True)
+        at = finding.place.model_dump()
+        return (check, finding.code) == (self.check, self.code) and all(
+            at[name] == value for name, value in wanted.items()
+        )
+
+    def __str__(self) -> str:
+        place = self.model_dump(include={"arm", "case", "op", "request", "rank", "group", "layer", "boundary"})
+        where = "".join(f" {name} {value}" for name, value in place.items() if value is not None)
+        return f"{self.check} {self.code}{where}"
+
+
+class _File(Written):
+    known: list[Entry]
+
+
+def read_known(path: Path) -> list[Entry]:
+    """Read a file of accepted findings. Raises WrittenError for a malformed file, and for what nobody can accept."""
+    entries = read_written(path, _File).known
+    checks = {check for analyzer in ANALYZERS.values() for check in analyzer.checks}
+    for index, entry in enumerate(entries):
+        field = f"{path}: known[{index}].check"
+        if entry.check in NEVER:
+            raise WrittenError(f"{field}: findings of {entry.check} are never accepted; remove the entry")
+        if entry.check not in checks:
+            raise WrittenError(f"{field}: no check {entry.check!r}{nearest(entry.check, checks)}; name one of a plan")
+    return entries
+
+
+def accept(judgement: Judgement, entries: Collection[Entry], today: date) -> Judgement:
+    """Take accepted failures out of the verdict, and say so; entries that expired or met nothing are named.
+
+    A check passes under acceptance when every one of its findings is accepted. Whatever else it found decides it as
+    before. A run that is not a fail is left as it is: nothing in it can be accepted.
+    """
+    live = [entry for entry in entries if today <= entry.expires]
+    used: set[int] = set()
+    failed = {
+        (finding.place.arm, finding.place.op)
+        for result in judgement.results
+        for finding in result.findings
+        if finding.verdict is Verdict.FAIL and finding.place.op and _entry(result.check, finding, live)
+    }
+    results, accepted = [], 0
+    for result in judgement.results:
+        under, count = _accept(result, live, failed, used)
+        results.append(under)
+        accepted += count if result.check in judgement.required else 0
+    notes = _notes(judgement, entries, live, used)
+    if not accepted or judgement.verdict is not Verdict.FAIL:
+        return _noted(judgement, notes)
+    verdict = run_verdict(judgement.required, results)
+    summary = f"{_many(accepted)} accepted; without acceptance the verdict is fail"
+    row = conclude(CHECK, [], unit="findings", examined=accepted, summary=summary)
+    word = f"{verdict.value.capitalize()} with {_many(accepted)} accepted; without acceptance the verdict is fail."
+    changed = judgement.model_copy(update={"verdict": verdict, "results": [*results, row]})
+    return _noted(changed, [word, *notes])
+
+
+def _entry(check: str, finding: Finding, entries: list[Entry]) -> Entry | None:
+    covering = (entry for entry in entries if entry.covers(check, finding))
+    return next(covering, None) if check not in NEVER else None
+
+
+def _accept(
+    result: CheckResult, entries: list[Entry], failed: Collection[tuple[str | None, str | None]], used: set[int]
+) -> tuple[CheckResult, int]:
+    """The result under acceptance, and how many findings that is. `failed`: operations with an accepted failure."""
+    findings, left, count = [], [], 0
+    for finding in result.findings:
+        entry = _entry(result.check, finding, entries)
+        shadow = (result.check, finding.code) == SHADOW and bool(finding.evidence)
+        follows = shadow and (finding.place.arm, finding.place.op) in failed
+        if entry is None or not (finding.verdict is Verdict.FAIL or follows):
+            findings.append(finding)
+            left.append(finding)
+            continue
+        used.add(id(entry))
+        count += 1
+        word = f"accepted until {entry.expires} by {entry.by} ({entry.reason}): {finding.message}"
+        findings.append(finding.model_copy(update={"message": word}))
+    if not count:
+        return result, 0
+    verdict = conclude(result.check, left, unit=result.unit, examined=result.examined, summary="").verdict
+    if verdict is Verdict.PASS and result.examined <= 0:
+        verdict = Verdict.UNKNOWN
+    summary = f"{result.summary}; {_many(count)} accepted"
+    return result.model_copy(update={"verdict": verdict, "summary": summary, "findings": findings}), count
+
+
+def _notes(judgement: Judgement, entries: Collection[Entry], live: list[Entry], used: set[int]) -> list[str]:
+    """What whoever keeps the file should know of it."""
+    notes = []
+    for entry in entries:
+        if id(entry) in used:
+            continue
+        met = [
+            finding.verdict
+            for result in judgement.results
+            for finding in result.findings
+            if entry.covers(result.check, finding)
+        ]
+        if entry not in live:
+            notes.append(f"Known finding {entry} expired on {entry.expires} and accepts nothing: renew or remove it.")
+        elif met:
+            words = ", ".join(sorted({verdict.value for verdict in met}))
+            notes.append(f"Known finding {entry} is not accepted: it is {words} here, and only a fail can be accepted.")
+        else:
+            notes.append(
+                f"Known finding {entry} met nothing in this archive: remove it once it is repaired everywhere."
+            )
+    return notes
+
+
+def _noted(judgement: Judgement, notes: list[str]) -> Judgement:
+    return judgement.model_copy(update={"limitations": [*notes, *judgement.limitations]}) if notes else judgement
+
+
+def _many(count: int) -> str:
+    return "1 finding" if count == 1 else f"{count} findings"
