@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 
 import pytest
 
+from samestate.checks import claim as words
+from samestate.checks import claims as rules_of_evidence
 from samestate.checks.analyzers import judge
 from samestate.checks.base import Verdict
 from samestate.checks.claim import Claim, Kind, read_claims
 from samestate.checks.claims import Evidence, bases, lint
 from samestate.checks.history import History
+from samestate.checks.known import read_known
 from samestate.checks.written import WrittenError
 
 from .builder import Run, build, imported, instrumented_plan
@@ -188,3 +193,25 @@ def test_a_file_of_claims(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(WrittenError, match=word):
             read_claims(path)
+
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "evidence.md").read_text(encoding="utf-8")
+
+
+def test_the_document_names_every_rule() -> None:
+    source = inspect.getsource(words) + inspect.getsource(rules_of_evidence)
+    yielded = set(re.findall(r'yield \(?\s*"([a-z-]+)"', source))
+    table = DOCUMENT.split("| rule | refuses |")[1].split("\n\n")[0]
+    named = {
+        name for row in table.splitlines() for name in re.findall(r"`([a-z-]+)`", row.partition("|")[2].split("|")[0])
+    }
+    assert named == yielded
+    assert {kind.value for kind in Kind} <= set(re.findall(r"`(\w+)`", DOCUMENT))
+
+
+def test_the_files_in_the_document_are_read(tmp_path: Path) -> None:
+    known, claims = re.findall(r"^```yaml\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+    (tmp_path / "known.yaml").write_text(known)
+    (tmp_path / "claims.yaml").write_text(claims)
+    assert read_known(tmp_path / "known.yaml")[0].op == "N3584.reload"
+    assert read_claims(tmp_path / "claims.yaml")[0].checks == ["paired-equality"]

@@ -135,6 +135,27 @@ def test_a_frozen_plan_is_run_as_it_is_or_not_at_all(samestate: Command, checkpo
     assert run.exit_code == 0
 
 
+def test_attempts_at_a_lock_are_counted_beside_it_and_no_others(
+    samestate: Command, clean: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.json"
+    plan = json.loads((clean / "plan.json").read_bytes())
+    plan["analyzer"]["source_sha256"], plan["allowed_attempts"] = None, 1
+    mine.write_text(json.dumps(plan))
+    lock = tmp_path / "mine.lock"
+    assert samestate("plan", "freeze", mine, "--out", lock).exit_code == 0
+    on_sim = ("--engine", "sim", "--model", checkpoint)
+    assert samestate("run", lock, *on_sim, "--out", tmp_path / "first").exit_code == 0
+    refused = line(samestate("run", lock, *on_sim, "--out", tmp_path / "second"))
+    assert refused.startswith("mine.lock.attempts: the plan allows 1 attempt(s) and the last was spent on first at ")
+    assert not (tmp_path / "second").exists()
+    for unlocked in (mine, tmp_path / "first" / "plan.json"):
+        for attempt in (1, 2):
+            out = tmp_path / f"{unlocked.parent.name}-{unlocked.stem}-{attempt}"
+            assert samestate("run", unlocked, *on_sim, "--out", out).exit_code == 0
+    assert [path.name for path in tmp_path.rglob("*.attempts")] == ["mine.lock.attempts"]
+
+
 def after(generations: int, act: Callable[[], Any]) -> Callable[..., Any]:
     """`SimEngine.generate` that calls `act` in place of a generation."""
     generate = SimEngine.generate

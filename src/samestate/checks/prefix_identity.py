@@ -237,8 +237,7 @@ class _Ledger:
             return
         if found:
             boundary = self._represents(load.request, found, credited) or 0
-            own = self._state(load.request, boundary) in found
-            other = "" if own else " of another prompt"
+            other = self._whose(load.request, boundary, found)
             what = f"these bytes are the state of [0, {boundary}){other}, {credited} credited"
             yield Damage("content_not_credited", row, what, unclear=due is None or not self._whole)
         elif due is not None and (load.rank, row.entry, due) in self._known:
@@ -247,6 +246,14 @@ class _Ledger:
         else:
             what = f"these bytes were never saved in this run, nor was the state of [0, {credited})"
             yield Damage("content_unknown", row, what, unclear=True)
+
+    def _whose(self, request: str, boundary: int, found: set[State]) -> str:
+        """Empty for a state of the request's own; else what is foreign about it."""
+        if self._state(request, boundary) in found:
+            return ""
+        tokens = self._prefixes.unsalted(request, boundary)
+        salted = tokens is not None and any(state.prefix.startswith(tokens) for state in found)
+        return " under another cache salt" if salted else " of another prompt"
 
     def _order(self, load: Transfer, layout: RankLayout) -> Iterator[Finding]:
         """Recurrent state is read when its step begins, so it must have arrived before the step was scheduled."""

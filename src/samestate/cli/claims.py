@@ -49,5 +49,5 @@ def lint_claims(ctx: click.Context, file: Path, archives: tuple[Path, ...]) -> N
     for one in refused:
         click.echo(printable(f"{one.claim}: [{one.rule}] {one.why}; {one.remedy}").replace("\n", " "))
     bad = len({one.claim for one in refused})
-    click.echo(f"{bad} of {len(written)} claims refused" if bad else f"{len(written)} claims, none refused")
+    click.echo(f"{bad or 'none'} of {len(written)} refused")
     ctx.exit(REFUSED if refused else 0)

@@ -20,11 +20,13 @@ from samestate.cli.plan import EXTERNAL, frozen
 from samestate.cli.progress import progress
 from samestate.engines.base import Engine, EngineSpec
 from samestate.engines.sim import SimEngine
+from samestate.evidence.seal import SEAL_NAME
 from samestate.faults.catalogue import FAULTS
+from samestate.lab.ledger import Ledger
 from samestate.lab.run import RunError, RunRequest, RunResult, run_plan
 from samestate.models import catalogue
 from samestate.plans.errors import nearest
-from samestate.plans.load import load, with_engine
+from samestate.plans.load import load, plan_sha256, with_engine
 from samestate.plans.model import Connector, Plan
 
 RUNS = Path("samestate-runs")
@@ -87,6 +89,7 @@ def run(
         serve_args=chosen.engine.serve_args,
         packages=needed.packages,
         make_service=needed.make_service,
+        ledger=_ledger(plan, chosen),
     )
     result = _run(request)
     judgement = judge_archive(result.archive, None)
@@ -125,6 +128,14 @@ def _choose_plan(
             "connector, release, options and repair into its YAML and freeze that"
         )
     return frozen(changed)
+
+
+def _ledger(name: str, plan: Plan) -> Ledger | None:
+    """Where attempts at a lock are counted; None for a plan that is none, be it one in a sealed archive."""
+    path = Path(name)
+    if load(name).analyzer.source_sha256 is None or (path.parent / SEAL_NAME).is_file():
+        return None
+    return Ledger(path, plan_sha256(plan), plan.allowed_attempts)
 
 
 def require_free(out: Path) -> None:

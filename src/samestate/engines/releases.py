@@ -23,6 +23,7 @@ from tempfile import mkdtemp
 import msgspec
 
 from samestate.evidence.records import Scalar
+from samestate.folders import cache_root
 
 _VERSION = re.compile(r"\d+(\.\d+)*([a-z]+\d*)?(\.(post|dev)\d+)?")
 _NO_NETWORK = re.compile(r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|Max retries")
@@ -76,7 +77,7 @@ def installed(package: str) -> str | None:
 
 def folder_of(package: str, version: str) -> Path:
     """Where `ensure` keeps a release for this interpreter; it need not exist."""
-    return _cache_root() / "releases" / f"{package}-{version}-{sys.implementation.cache_tag}"
+    return cache_root() / "releases" / f"{package}-{version}-{sys.implementation.cache_tag}"
 
 
 def version_in(package: str, folder: Path | None) -> str:
@@ -166,10 +167,3 @@ def _why(package: str, version: str, known_versions: list[str], said: str) -> st
 
 def _example(package: str) -> str:
     return known(package)[-1].version if known(package) else "1.2.3"
-
-
-def _cache_root() -> Path:
-    """The same as models are kept in (`samestate.models.catalogue`)."""
-    if own := os.environ.get("SAMESTATE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samestate"

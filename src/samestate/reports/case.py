@@ -228,7 +228,7 @@ class _Words:
         fields = msgspec.to_builtins(rec)
         if isinstance(rec, r.OperationEnded) and rec.error is not None:
             known = _EXCEPTION.match(rec.error)
-            fields["error"] = known[0] if known else LEFT_OUT
+            fields["error"] = known[0].rpartition(".")[2] if known else LEFT_OUT
         if isinstance(rec, r.OperationOutput):
             fields["logprobs"] = None
             if redact_tokens:
@@ -299,7 +299,7 @@ def _about(
             "ignore_eos": plan.ignore_eos,
             "further_serve_arguments": len(plan.engine.serve_args),
         },
-        "model": {"name": model.name if plan.engine.model == model.name else "external", "sha256": model.sha256},
+        "model": {"name": plain(model.name) if plan.engine.model == model.name else "external", "sha256": model.sha256},
         "arms": {name: _engine(history.arms[name], plan, name) for name in chosen},
         "operations": {name: [seen.rec.op for seen in started] for name, started in chosen.items()},
         "findings": [
