@@ -7,20 +7,16 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from samestate.plans.load import load, plan_sha256
+from samestate.plans.load import load, plan_sha256, shipped
 
 Command = Callable[..., Result]
 
 
 def test_list(samestate: Command) -> None:
     lines = samestate("plan", "list").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["boundary", "boundary-instrumented", "local-hit"]
+    assert [line.split()[0] for line in lines] == list(shipped())
     assert "Nine prompt lengths" in lines[0]
-    assert [plan["name"] for plan in json.loads(samestate("plan", "list", "--json").stdout)] == [
-        "boundary",
-        "boundary-instrumented",
-        "local-hit",
-    ]
+    assert [plan["name"] for plan in json.loads(samestate("plan", "list", "--json").stdout)] == list(shipped())
 
 
 def test_show_says_what_a_plan_takes(samestate: Command) -> None:

@@ -7,8 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiKVConnectorMetadata
 
 from samestate.evidence.records import (
     LoadCompleted,
@@ -21,6 +26,7 @@ from samestate.evidence.records import (
     StreamClosed,
 )
 from samestate.evidence.stream import Defect, read_stream
+from samestate.instruments.adapters import NestedAdapter
 
 C = 256
 TOKENS = 2 * C + 1
@@ -50,6 +56,14 @@ for _ in range(2):
 llm.llm_engine.engine_core.shutdown()
 print(json.dumps(tokens))
 """
+
+
+def test_the_wrapping_is_taken_off_the_orders() -> None:
+    seen: list[object] = []
+    orders = object()
+    nested = NestedAdapter(SimpleNamespace(step=seen.append))  # type: ignore[arg-type]
+    nested.step(MultiKVConnectorMetadata((MultiKVConnectorMetadata((orders,)),)))  # type: ignore[arg-type]
+    assert seen == [orders]
 
 
 @pytest.mark.vllm

@@ -58,7 +58,10 @@ def test_a_plan_that_names_no_other_takes_none(borrower: Plan, lender: Plan) -> 
 @pytest.mark.parametrize(
     ("update", "words"),
     [
-        ({"name": "mine"}, "plan mine; plan boundary-instrumented takes its control from plan boundary-instrumented or bou"),
+        (
+            {"name": "mine"},
+            "plan mine; plan boundary-instrumented takes its control from plan boundary-instrumented or bou",
+        ),
         ({"lengths": ["2C"]}, "differs from plan boundary-instrumented in lengths"),
         ({"template": "ledger-en", "seed": 1}, "differs from plan boundary-instrumented in template, seed"),
         ({"output_tokens": 8}, "output_tokens"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from samestate.evidence.records import OperationName
 from samestate.plans.errors import PlanError
 from samestate.plans.load import load
-from samestate.plans.operations import boundary, cases, check_operations, workload
+from samestate.plans.operations import boundary, cases, check_operations, planned_inputs, workload
 
 STUDY_LENGTHS = [3583, 3584, 3585, 3587, 3588, 3589, 5375, 5376, 5377]
 
@@ -112,3 +112,27 @@ def test_repeats_of_a_case_are_numbered() -> None:
         ("N640.repeat-2", "target"),
     ]
     assert workload(load("local-hit")) == (1, 24, 24, 0, 24 * 64, 8)
+
+
+def test_the_extension_has_the_counts_of_the_study() -> None:
+    plan = load("continuation")
+    work = workload(plan)
+    assert (work.operations, work.generations, work.output_tokens, work.distinct_inputs) == (50, 40, 9_472, 30)
+    steps = [step for case in cases(plan, 1792, "candidate") for step in case.operations if step.output_tokens]
+    assert [sum(step.output_tokens == tokens for step in steps) for tokens in (64, 256)] == [4, 36]
+
+
+def test_series_come_after_the_lengths_under_their_own_names() -> None:
+    planned = cases(load("continuation"), 1792, "candidate")
+    assert [case.id for case in planned] == ["N3583"] + [
+        f"{name}-N{n}" for name in ("ledger", "rules", "python") for n in (3583, 3584, 5376)
+    ]
+    assert {one.template for one in planned_inputs(load("continuation"), 1792) if one.case.startswith("rules-")} == {
+        "ordered-rules-zh"
+    }
+
+
+def test_a_short_step_of_a_scenario_says_so() -> None:
+    steps = [step for case in cases(load("churn"), 1792, "candidate") for step in case.operations]
+    assert [step.output_tokens for step in steps if step.together] == [1] * 8
+    assert {step.output_tokens for step in steps if step.path == "external"} == {32}

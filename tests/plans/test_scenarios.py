@@ -72,7 +72,7 @@ def test_what_a_step_says_reaches_its_operations(tmp_path: Path) -> None:
 
 def test_inputs_and_what_they_share(tmp_path: Path) -> None:
     plan = _load(tmp_path, _text())
-    assert [tuple(one) for one in planned_inputs(plan, 16)] == [
+    assert [one[:3] for one in planned_inputs(plan, 16)] == [
         ("trunk", "target", 71),
         ("branch", "target", 41),
         ("stem", "target", 21),
@@ -107,7 +107,16 @@ def test_workload_counts_all_arms(tmp_path: Path) -> None:
             "{reset: true, prompts: [stem]}",
             "scenario[1]: is a reset, or has prompts, and not both; write one of them",
         ),
-        ("{reset: true}", "{reset: true, salt: x}", "scenario[1]: a reset has no salt and no path; remove them"),
+        (
+            "{reset: true}",
+            "{reset: true, salt: x}",
+            "scenario[1]: a reset has no salt, no path and no output_tokens; remove them",
+        ),
+        (
+            "[branch, stem]",
+            "[branch, stem], output_tokens: 65",
+            "scenario[2].output_tokens: the cold runs make 64; ask for at most as many",
+        ),
         ("[branch, stem]", "[branch, leaf]", "scenario[2].prompts: no prompt 'leaf'; known: trunk, branch, stem"),
         ("[branch, stem]", "[stem, stem]", "scenario[2].prompts: a prompt is there twice; give it a step of its own"),
         (
@@ -125,7 +134,7 @@ def test_workload_counts_all_arms(tmp_path: Path) -> None:
         (
             "scenario:\n",
             "lengths: [2C]\nscenario:\n",
-            "scenario: beside lengths or operations; a plan is a scenario or a matrix, remove one",
+            "scenario: beside lengths, operations or series; a plan is one or the other",
         ),
     ],
 )
@@ -162,4 +171,5 @@ def test_shipped_scenarios_have_lengths_at_their_block_size() -> None:
     for plan in map(load, shipped()):
         size = plan.engine.settings.get("block_size")
         if plan.scenario and isinstance(size, int):
-            assert shared_lengths(plan, size)
+            assert len(planned_inputs(plan, size)) == len(plan.prompts)
+            assert len(shared_lengths(plan, size)) == sum(prompt.shares is not None for prompt in plan.prompts)

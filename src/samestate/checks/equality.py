@@ -33,6 +33,8 @@ class Comparison(NamedTuple):
     case: str
     reference: Side
     subject: Side
+    output_tokens: int
+    """As planned."""
 
 
 def first_difference(left: list[int], right: list[int]) -> int | None:
@@ -46,7 +48,10 @@ def first_difference(left: list[int], right: list[int]) -> int | None:
 def paired_equality(history: History) -> CheckResult:
     """Candidate against control, every generation."""
     control, candidate = history.arm(CONTROL), history.arm(CANDIDATE)
-    pairs = [Comparison(case.id, Side(control, op.op), Side(candidate, op.op)) for case, op in history.generations()]
+    pairs = [
+        Comparison(case.id, Side(control, op.op), Side(candidate, op.op), op.output_tokens)
+        for case, op in history.generations()
+    ]
     findings, equal = _compare(history, pairs)
     return _conclude(PAIRED, findings, len(pairs), f"{equal}/{len(pairs)} generations equal")
 
@@ -58,7 +63,7 @@ def reload_equality(history: History) -> CheckResult:
         arm = history.arm(name)
         cold = {case.id: op.op for case, op in history.generations(OperationName.COLD)}
         pairs = [
-            Comparison(case.id, Side(arm, cold[case.id]), Side(arm, op.op))
+            Comparison(case.id, Side(arm, cold[case.id]), Side(arm, op.op), op.output_tokens)
             for case, op in history.generations(OperationName.RELOAD)
         ]
         found, equal = _compare(history, pairs)
@@ -80,7 +85,10 @@ def controls_equal(history: History) -> CheckResult:
         return _not_exercised(
             "same_source", "control and reference are copies of one arm: comparing them shows nothing"
         )
-    pairs = [Comparison(case.id, Side(reference, op.op), Side(control, op.op)) for case, op in history.generations()]
+    pairs = [
+        Comparison(case.id, Side(reference, op.op), Side(control, op.op), op.output_tokens)
+        for case, op in history.generations()
+    ]
     findings, equal = _compare(history, pairs)
     return _conclude(CONTROLS, findings, len(pairs), f"{equal}/{len(pairs)} control generations equal to the reference")
 
@@ -107,7 +115,7 @@ def _pair(history: History, pair: Comparison) -> list[Finding]:
     evidence = [left.where, right.where]
     findings = list[Finding]()
     for side, output in ((pair.reference, left), (pair.subject, right)):
-        findings += wrong_length(history, str(side), output, place)
+        findings += wrong_length(history, str(side), output, pair.output_tokens, place)
     index = first_difference(left.rec.token_ids, right.rec.token_ids)
     if index is None:
         return findings
@@ -123,9 +131,11 @@ def _pair(history: History, pair: Comparison) -> list[Finding]:
     return findings
 
 
-def wrong_length(history: History, name: str, output: Seen[OperationOutput], place: Place) -> Iterator[Finding]:
+def wrong_length(
+    history: History, name: str, output: Seen[OperationOutput], planned: int, place: Place
+) -> Iterator[Finding]:
     """An output that is not as long as the plan wants it."""
-    length, planned = len(output.rec.token_ids), history.plan.output_tokens
+    length = len(output.rec.token_ids)
     if length == 0 or length > planned or (history.plan.ignore_eos and length != planned):
         yield fail("wrong_length", f"{name}: {length} tokens, planned {planned}", place, [output.where])
 

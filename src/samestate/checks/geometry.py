@@ -27,7 +27,7 @@ class Mismatch(NamedTuple):
     evidence: list[str]
 
 
-def mismatch(reference: Schedule | None, subject: Schedule | None, *, whole: bool) -> Mismatch | None:
+def mismatch(reference: Schedule | list[Row] | None, subject: Schedule | None, *, whole: bool) -> Mismatch | None:
     """Compare (start, scheduled, drafted) step by step; None: they agree.
 
     Not `whole`: the reference counts only from the row that starts where the subject

@@ -41,6 +41,8 @@ class Repeat(NamedTuple):
     """Operations that had the same prompt before, the cold one first."""
     aligned: bool
     """Recurrent state lies where steps ended, and nowhere else."""
+    output_tokens: int
+    """As planned."""
 
     @property
     def place(self) -> Place:
@@ -101,9 +103,10 @@ def repeats(history: History) -> list[Repeat]:
     aligned = only_step_ends(arm)
     found = []
     for case in history.cases(CANDIDATE):
-        same = [op.op for op in case.operations if op.name in (OperationName.COLD, OperationName.REPEAT)]
+        same = [op for op in case.operations if op.name in (OperationName.COLD, OperationName.REPEAT)]
         for number, op in enumerate(same[1:], 1):
-            found.append(Repeat(arm, case.id, case.tokens, number, op, same[:number], aligned))
+            earlier = [one.op for one in same[:number]]
+            found.append(Repeat(arm, case.id, case.tokens, number, op.op, earlier, aligned, op.output_tokens))
     return found
 
 
@@ -156,7 +159,7 @@ def _equal(history: History, repeat: Repeat) -> Iterator[Finding]:
         return
     evidence = [repeat.cold.where, repeat.output.where]
     for seen in (repeat.cold, repeat.output):
-        yield from wrong_length(history, seen.rec.op, seen, repeat.place)
+        yield from wrong_length(history, seen.rec.op, seen, repeat.output_tokens, repeat.place)
     if repeat.difference is None:
         return
     p = repeat.first.start if repeat.first else "?"

@@ -148,9 +148,10 @@ def _equal(
     if gap is not None:
         yield unknown("missing_batches", f"arm {CONTROL}: {cold_name}: {gap}", one.place, [cold.where])
     evidence = [cold.where, output.where]
-    for name, seen in ((f"arm {CONTROL}: {cold_name}", cold), (one.name, output)):
-        yield from wrong_length(history, name, seen, one.place)
-    difference = first_difference(cold.rec.token_ids, output.rec.token_ids)
+    planned = one.op.output_tokens
+    yield from wrong_length(history, f"arm {CONTROL}: {cold_name}", cold, history.plan.output_tokens, one.place)
+    yield from wrong_length(history, one.name, output, planned, one.place)
+    difference = _difference(history, one)
     if difference is None:
         return
     p = one.first.start if one.first else "?"
@@ -159,7 +160,9 @@ def _equal(
         yield fail("tokens_differ", f"{message}: what was reused cannot be its state", one.place, evidence)
         return
     beside = neighbours(one, others)
-    parted = mismatch(reference, one.schedule, whole=False)
+    # A shorter output has fewer steps: only those that both have can part.
+    steps = [row for row in reference or () if row.end < one.tokens + planned]
+    parted = mismatch(steps, one.schedule, whole=False)
     if beside:
         message += f", and cannot be attributed: it ran in steps with {', '.join(beside)}"
         yield unknown("geometry_mismatch", message, one.place, evidence)
@@ -172,7 +175,9 @@ def _equal(
 
 def _difference(history: History, one: Generation) -> int | None:
     cold, output = history.arm(CONTROL).output(cold_op(one.prompt)), one.output
-    return first_difference(cold.rec.token_ids, output.rec.token_ids) if cold and output else None
+    if cold is None or output is None:
+        return None
+    return first_difference(cold.rec.token_ids[: one.op.output_tokens], output.rec.token_ids)
 
 
 def scenario_table(history: History, results: Sequence[CheckResult], required: Sequence[str]) -> list[CaseRow]:

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from samestate.evidence.archive import Archive, ArchiveError
-from samestate.evidence.beside import add_file, read_files
 from samestate.evidence.canonical import canonical_json, sha256_hex
-from samestate.evidence.outside import VERDICTS
+from samestate.evidence.outside import VERDICTS, add_file, read_files
 from samestate.evidence.records import Positive, Sha256
 from samestate.evidence.seal import SEAL_NAME
 from samestate.evidence.stream import CHAIN_START, Defect, newer_format, utc_now

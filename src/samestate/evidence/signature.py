@@ -18,8 +18,8 @@ import msgspec
 from samestate import __version__
 from samestate.evidence.amendments import kept_verdicts, read_amendments
 from samestate.evidence.archive import Archive, ArchiveError
-from samestate.evidence.beside import add_file, read_files
 from samestate.evidence.canonical import canonical_json, sha256_hex
+from samestate.evidence.outside import add_file, read_files
 from samestate.evidence.seal import SEAL_NAME
 from samestate.evidence.stream import Defect
 

@@ -61,13 +61,16 @@ NESTED = {
     "expected_layout": "transfer_groups:count entries:count",
     "analyzer_pin": "id:slug source_sha256:hash?",
     "prompt_plan": "name:slug tokens:text shares=:slug? shared=:text?",
-    "step_plan": "prompts=:slug[] reset=:bool salt=:text? path=:any|cold|local|external|mixed arm=:slug",
+    "step_plan": "prompts=:slug[] reset=:bool salt=:text? output_tokens=:count? "
+    "path=:any|cold|local|external|mixed arm=:slug",
+    "series_plan": "name:slug template:slug lengths:text[] output_tokens:count",
     "input": "case:text role:text tokens:int sha256:hash",
     "model": "name:text files:hash{} sha256:hash",
 }
 PLAN = (
     "format:one name:slug title:text question:text engine:@engine_plan arms:@arm_plan[] lengths=:text[] "
-    "operations=:cold|interposer|reset|reload|repeat|prompt[] prompts=:@prompt_plan[] scenario=:@step_plan[] "
+    "operations=:cold|interposer|reset|reload|repeat|prompt[] series=:@series_plan[] prompts=:@prompt_plan[] "
+    "scenario=:@step_plan[] "
     "template:slug output_tokens:count seed:int temperature:zero ignore_eos:bool analyzer:@analyzer_pin "
     "required_checks:slug[] differing_settings:text[] scope:text not_shown:text[] instruments=:@instrument_plan "
     "expected_layout=:@expected_layout? allowed_attempts=:count? control_from=:slug?"
@@ -714,6 +717,8 @@ class Operation(NamedTuple):
     case: str
     tokens: int
     """N."""
+    outputs: int
+    """Tokens that a generation shall have."""
 
 
 class Question:
@@ -743,26 +748,32 @@ class Question:
     @property
     def operations(self) -> list[Operation]:
         if self.known is None:
-            planned: dict[int, list[Operation]] = {}
-            for said in self.plan.get("lengths", ()):
-                match = LENGTH.fullmatch(said)
-                if match is None:
-                    raise Missing(f"the plan has a length that is none: {said!a}")
-                k, d, tokens = match.groups()
-                n = int(tokens) if tokens else int(k or 1) * self.c + int(d or 0)
-                if n < 1 or n in planned:
-                    raise Missing(f"the plan's length {said} is {n} tokens at C={self.c}: too few, or as another is")
-                planned[n] = list(self.case(f"N{n}", n))
-            self.known = [one for case in planned.values() for one in case]
+            plan = self.plan
+            self.known = self.matrix("", plan.get("lengths", ()), plan["output_tokens"])
+            for series in plan.get("series", ()):
+                self.known += self.matrix(f"{series['name']}-", series["lengths"], series["output_tokens"])
         return self.known
 
-    def case(self, case: str, n: int) -> Iterator[Operation]:
+    def matrix(self, prefix: str, lengths: Sequence[str], outputs: int) -> list[Operation]:
+        planned: dict[int, list[Operation]] = {}
+        for said in lengths:
+            match = LENGTH.fullmatch(said)
+            if match is None:
+                raise Missing(f"the plan has a length that is none: {said!a}")
+            k, d, tokens = match.groups()
+            n = int(tokens) if tokens else int(k or 1) * self.c + int(d or 0)
+            if n < 1 or n in planned:
+                raise Missing(f"the plan's length {said} is {n} tokens at C={self.c}: too few, or as another is")
+            planned[n] = list(self.case(f"{prefix}N{n}", n, outputs))
+        return [one for case in planned.values() for one in case]
+
+    def case(self, case: str, n: int, outputs: int) -> Iterator[Operation]:
         counted: Counter[str] = Counter()
         for name in self.plan.get("operations", ()):
             counted[name] += 1
             numbered = f"{case}.{name}-{counted[name]}" if name in ("interposer", "repeat") else f"{case}.{name}"
             role = {"reset": "", "interposer": f"interposer-{counted[name]}"}.get(name, "target")
-            yield Operation(numbered, name, role, case, n)
+            yield Operation(numbered, name, role, case, n, outputs)
 
     def generations(self, name: str = "") -> list[Operation]:
         return [one for one in self.operations if one.name != "reset" and name in ("", one.name)]
@@ -1084,7 +1095,7 @@ def unequal(question: Question, left: Arm, op: str, right: Arm, other: str, diff
         yield UNKNOWN, f"{name}: no output to compare"
         return
     tokens = [output["token_ids"] for output in outputs if output]
-    yield from lengths(question, name, tokens)
+    yield from lengths(question, name, other, tokens)
     index = difference(*tokens)
     if index is None:
         return
@@ -1098,8 +1109,8 @@ def unequal(question: Question, left: Arm, op: str, right: Arm, other: str, diff
         yield differ, f"{name}: differs from token {index} on"
 
 
-def lengths(question: Question, name: str, outputs: list[list[int]]) -> Iterator[Finding]:
-    planned = question.plan["output_tokens"]
+def lengths(question: Question, name: str, op: str, outputs: list[list[int]]) -> Iterator[Finding]:
+    planned = next(one.outputs for one in question.operations if one.op == op)
     for ids in outputs:
         if not ids or len(ids) > planned or (question.plan["ignore_eos"] and len(ids) != planned):
             yield FAIL, f"{name}: {len(ids)} tokens, planned {planned}"
@@ -1131,7 +1142,7 @@ def repeated(question: Question, arm: Arm, earlier: list[str], op: str, aligned:
     if len(tokens) < 2:
         yield UNKNOWN, f"{op}: no output to compare"
         return
-    yield from lengths(question, op, tokens)
+    yield from lengths(question, op, op, tokens)
     index = difference(*tokens)
     if index is None:
         return

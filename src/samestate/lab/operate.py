@@ -79,7 +79,7 @@ class Operator:
             assert op.role is not None
             prompt = self._resolution.prompt(case.id, op.role)
             asks.append(Ask(op.op, self._resolution.inputs[prompt.sha256], op.salt))
-        answers = self._engine.generate(asks, plan.output_tokens, plan.seed, plan.ignore_eos)
+        answers = self._engine.generate(asks, steps[0].op.output_tokens, plan.seed, plan.ignore_eos)
         for step, answer in zip(steps, answers, strict=True):
             self._client.append(
                 OperationOutput(

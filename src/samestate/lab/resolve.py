@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from samestate.evidence.canonical import canonical_json, token_digest
 from samestate.lab.errors import RunError
-from samestate.models.templates import TEMPLATES, Template, own_text, render
+from samestate.models.templates import TEMPLATES, own_text, render
 from samestate.plans.load import PlanError, plan_sha256
 from samestate.plans.model import InputIdentity, ModelIdentity, Plan, ResolvedPlan
 from samestate.plans.operations import Case, PlannedInput, cases, operation_ids, planned_inputs, shared_lengths
@@ -37,32 +37,46 @@ def planned_cases(plan: Plan, c: int, arm: str) -> list[Case]:
 
 def require_room(plan: Plan, c: int, max_model_len: int) -> None:
     """Raise `RunError` when a prompt and its output do not fit into the engine's context."""
-    field = "prompts" if plan.scenario else "lengths"
-    said = [prompt.tokens for prompt in plan.prompts] if plan.scenario else plan.lengths
+    outputs = {
+        case.id: max(step.output_tokens for step in case.operations)
+        for arm in plan.arms[:1]
+        for case in planned_cases(plan, c, arm.name)
+    }
     targets = [prompt for prompt in _inputs(plan, c) if prompt.role == "target"]
-    for index, prompt in enumerate(targets):
-        needed = prompt.tokens + plan.output_tokens
+    for (field, said), prompt in zip(_said(plan), targets, strict=True):
+        output_tokens = plan.output_tokens if plan.scenario else outputs[prompt.case]
+        needed = prompt.tokens + output_tokens
         if needed > max_model_len:
             raise RunError(
-                f"{field}[{index}]: {said[index]!r} is {prompt.tokens} tokens at C={c}, and with "
-                f"{plan.output_tokens} output tokens exceeds max_model_len={max_model_len}; "
+                f"{field}: {said!r} is {prompt.tokens} tokens at C={c}, and with "
+                f"{output_tokens} output tokens exceeds max_model_len={max_model_len}; "
                 f"raise max_model_len to {needed} or more, or plan shorter lengths"
             )
 
 
+def _said(plan: Plan) -> list[tuple[str, str]]:
+    """Every length as the plan says it, and where."""
+    said = [(f"prompts[{index}]", prompt.tokens) for index, prompt in enumerate(plan.prompts)]
+    said += [(f"lengths[{index}]", length) for index, length in enumerate(plan.lengths)]
+    for index, series in enumerate(plan.series):
+        said += [(f"series[{index}].lengths[{at}]", length) for at, length in enumerate(series.lengths)]
+    return said
+
+
 def resolve(plan: Plan, c: int, model: ModelIdentity, encode: Callable[[str], list[int]]) -> Resolution:
     """Lengths at C, and every prompt rendered with the engine's own tokenizer. Raises `RunError`."""
-    if plan.template not in TEMPLATES:
-        raise RunError(f"template: no template {plan.template!r}; known: {', '.join(sorted(TEMPLATES))}")
     planned = _inputs(plan, c)
-    rendered = _Rendered(plan, c, TEMPLATES[plan.template], encode)
+    for name in dict.fromkeys(prompt.template for prompt in planned):
+        if name not in TEMPLATES:
+            raise RunError(f"template: no template {name!r}; known: {', '.join(sorted(TEMPLATES))}")
+    rendered = _Rendered(plan, c, encode)
     identities: list[InputIdentity] = []
     inputs: dict[str, list[int]] = {}
     for prompt in planned:
         try:
             ids = rendered.prompt(prompt)
         except ValueError as error:
-            raise RunError(f"{prompt.case} at C={c}, template {plan.template}: {error}") from None
+            raise RunError(f"{prompt.case} at C={c}, template {prompt.template}: {error}") from None
         digest = token_digest(ids)
         identities.append(InputIdentity(case=prompt.case, role=prompt.role, tokens=prompt.tokens, sha256=digest))
         inputs[digest] = ids
@@ -81,8 +95,7 @@ def resolve(plan: Plan, c: int, model: ModelIdentity, encode: Callable[[str], li
 class _Rendered:
     """Prompts as token ids, each rendered once, so that others can share its beginning."""
 
-    def __init__(self, plan: Plan, c: int, template: Template, encode: Callable[[str], list[int]]) -> None:
-        self._template = template
+    def __init__(self, plan: Plan, c: int, encode: Callable[[str], list[int]]) -> None:
         self._encode = encode
         self._shared = shared_lengths(plan, c)
         self._by_name: dict[str, list[int]] = {}
@@ -93,7 +106,7 @@ class _Rendered:
             source, shared = self._shared[planned.case]
             ids = self._branch(planned, self._by_name[source], shared)
         else:
-            parts = self._template.parts(f"{planned.case}-{planned.role}")
+            parts = TEMPLATES[planned.template].parts(f"{planned.case}-{planned.role}")
             ids = render(parts, self._encode, planned.tokens)
         self._by_name[planned.case] = ids
         return ids

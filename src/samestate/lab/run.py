@@ -372,8 +372,8 @@ def _disk_error(error: OSError, request: RunRequest) -> RunError:
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return RunError(f"{error.filename or request.out}: {what}; check the path and its permissions")
     plan = request.plan
-    operations = workload(plan).operations * (1 if plan.scenario else len(plan.arms))
-    megabytes = 1 + operations * plan.output_tokens * BYTES_PER_OUTPUT_TOKEN // 10**6
+    output_tokens = workload(plan).output_tokens * (1 if plan.scenario else len(plan.arms))
+    megabytes = 1 + output_tokens * BYTES_PER_OUTPUT_TOKEN // 10**6
     return RunError(f"{request.out}: {what}; the archive needs about {megabytes} MB: make room or choose another --out")
 
 

@@ -16,6 +16,7 @@ _DECIDE_THE_CONTROL = (
     "prompts",
     "template",
     "output_tokens",
+    "series",
     "seed",
     "temperature",
     "ignore_eos",

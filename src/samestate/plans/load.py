@@ -220,12 +220,13 @@ def _check_hash(expected: str | None, actual: str, where: str) -> None:
 
 def _check_sense(plan: Plan) -> None:
     if plan.prompts or plan.scenario:
-        if plan.lengths or plan.operations:
-            raise PlanError("scenario: beside lengths or operations; a plan is a scenario or a matrix, remove one")
+        if plan.lengths or plan.operations or plan.series:
+            raise PlanError("scenario: beside lengths, operations or series; a plan is one or the other")
         check_scenario(plan)
     else:
         check_lengths(plan.lengths)
         check_operations(plan.operations)
+        _check_series(plan)
     _check_arms(plan)
     _check_engine(plan)
     for field, words in (("required_checks", plan.required_checks), ("differing_settings", plan.differing_settings)):
@@ -254,10 +255,22 @@ def _check_canonical(tree: dict[str, Any], within: str) -> None:
 
 def _check_engine(plan: Plan) -> None:
     """Settings and arguments leave the arms' own alone, hide nothing and do not contradict each other."""
-    for setting in refused_settings():
+    for setting, why in refused_settings().items():
         if setting in plan.engine.settings:
-            raise PlanError(f"engine.settings.{setting}: is set for each arm; remove it")
+            raise PlanError(f"engine.settings.{setting}: {why}")
     check_serve_args(plan.engine.serve_args, plan.engine.settings)
+
+
+def _check_series(plan: Plan) -> None:
+    for index, series in enumerate(plan.series):
+        try:
+            check_lengths(series.lengths)
+        except PlanError as error:
+            raise PlanError(f"series[{index}].{error}") from None
+        if any(series.name == other.name for other in plan.series[:index]):
+            raise PlanError(f"series[{index}].name: {series.name!r} is there twice; choose another")
+        if "." in series.name:
+            raise PlanError(f"series[{index}].name: {series.name!r} holds a dot; leave it out")
 
 
 def _check_arms(plan: Plan) -> None:

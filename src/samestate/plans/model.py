@@ -94,6 +94,16 @@ class AnalyzerPin(Frozen):
     """None in a shipped plan; filled in when the plan is frozen."""
 
 
+class SeriesPlan(Frozen):
+    """Further cases of a matrix: another template, lengths and output of its own, the same operations."""
+
+    name: Slug
+    """Begins the ids of its cases: ``ledger-N3584``."""
+    template: Slug
+    lengths: list[str]
+    output_tokens: Annotated[int, Field(gt=0)]
+
+
 class PromptPlan(Frozen):
     """A prompt of a scenario."""
 
@@ -113,6 +123,8 @@ class StepPlan(Frozen):
     reset: bool = False
     salt: str | None = None
     """Cache salt of the requests: other salts share nothing."""
+    output_tokens: Annotated[int, Field(gt=0)] | None = None
+    """Fewer than the plan's, which the cold runs make; None: as many."""
     path: ReusePath = "any"
     """Where reused tokens must come from, or nothing was tested. ``any``: up to the engine."""
     arm: Slug = "candidate"
@@ -135,6 +147,8 @@ class Plan(Frozen):
     """Of a matrix: prompt lengths N: ``"2C-1"``, ``"3C"``, or plain numbers."""
     operations: list[OperationName] = []
     """Of a matrix: the operations of every case, in order."""
+    series: list[SeriesPlan] = []
+    """Of a matrix: further cases after those of `lengths`."""
     prompts: list[PromptPlan] = []
     """Of a scenario."""
     scenario: list[StepPlan] = []

@@ -12,6 +12,7 @@ from samestate.plans.model import Plan, PromptPlan, ReusePath
 from samestate.plans.scenarios import scenario_steps
 
 _MAX_INTERPOSERS = 2
+_ANY_C = 2**20
 
 
 class PlannedOperation(NamedTuple):
@@ -26,6 +27,8 @@ class PlannedOperation(NamedTuple):
     together: str | None = None
     """Operations with the same word are handed to the engine at once."""
     path: ReusePath = "any"
+    output_tokens: int = 0
+    """0 for a reset."""
 
 
 class Case(NamedTuple):
@@ -44,6 +47,7 @@ class PlannedInput(NamedTuple):
     case: str
     role: str
     tokens: int
+    template: str
 
 
 class Workload(NamedTuple):
@@ -59,21 +63,17 @@ class Workload(NamedTuple):
 
 def workload(plan: Plan) -> Workload:
     """Count what a plan asks for, which no C changes."""
-    if plan.scenario:
-        names = [step.name for arm in plan.arms for step in scenario_steps(plan, arm.name)]
-        resets, inputs = names.count(OperationName.RESET), len(plan.prompts)
-    else:
-        names = plan.operations * len(plan.lengths)
-        resets = names.count(OperationName.RESET)
-        inputs = len(plan.lengths) * (1 + plan.operations.count(OperationName.INTERPOSER))
-    generations = len(names) - resets
+    # One C is as good as another here, but for lengths that would meet.
+    arms = [arm.name for arm in plan.arms] if plan.scenario else [plan.arms[0].name]
+    steps = [step for arm in arms for case in cases(plan, _ANY_C, arm) for step in case.operations]
+    resets = sum(step.name is OperationName.RESET for step in steps)
     return Workload(
         engine_starts=len(plan.arms),
-        operations=len(names),
-        generations=generations,
+        operations=len(steps),
+        generations=len(steps) - resets,
         resets=resets,
-        output_tokens=generations * plan.output_tokens,
-        distinct_inputs=inputs,
+        output_tokens=sum(step.output_tokens for step in steps),
+        distinct_inputs=len(planned_inputs(plan, _ANY_C)),
     )
 
 
@@ -95,16 +95,11 @@ def cases(plan: Plan, c: int, arm: str) -> list[Case]:
     """
     if plan.scenario:
         return _scenario_cases(plan, c, arm)
-    planned: dict[int, Case] = {}
-    for index, length in enumerate(plan.lengths):
-        try:
-            n = evaluate(length, c)
-        except PlanError as error:
-            raise error.within(f"lengths[{index}]") from None
-        if n in planned:
-            raise PlanError(f"lengths[{index}]: {length!r} is {n} tokens at C={c}, as another length is; remove one")
-        planned[n] = Case(f"N{n}", n, _case_operations(f"N{n}", plan.operations))
-    return list(planned.values())
+    planned = _matrix_cases("", "", plan.lengths, c, plan.operations, plan.output_tokens)
+    for index, series in enumerate(plan.series):
+        where = f"series[{index}]."
+        planned += _matrix_cases(where, f"{series.name}-", series.lengths, c, plan.operations, series.output_tokens)
+    return planned
 
 
 def operation_ids(plan: Plan, c: int) -> list[str]:
@@ -116,11 +111,13 @@ def operation_ids(plan: Plan, c: int) -> list[str]:
 def planned_inputs(plan: Plan, c: int) -> list[PlannedInput]:
     """Every prompt once, those of a scenario in the plan's order. Raises `PlanError`."""
     if plan.scenario:
-        return [PlannedInput(prompt.name, "target", n) for prompt, n in _prompt_lengths(plan, c)]
+        return [PlannedInput(prompt.name, "target", n, plan.template) for prompt, n in _prompt_lengths(plan, c)]
     planned = cases(plan, c, plan.arms[0].name)
+    templates = [plan.template] * len(plan.lengths)
+    templates += [series.template for series in plan.series for _ in series.lengths]
     return [
-        PlannedInput(case.id, role, case.tokens)
-        for case in planned
+        PlannedInput(case.id, role, case.tokens, template)
+        for case, template in zip(planned, templates, strict=True)
         for role in dict.fromkeys(step.role for step in case.operations if step.role is not None)
     ]
 
@@ -182,7 +179,13 @@ def _scenario_cases(plan: Plan, c: int, arm: str) -> list[Case]:
             lengths[step.prompt] if step.prompt else 0,
             [
                 PlannedOperation(
-                    step.op, step.name, "target" if step.prompt else None, step.salt, step.together, step.path
+                    step.op,
+                    step.name,
+                    "target" if step.prompt else None,
+                    step.salt,
+                    step.together,
+                    step.path,
+                    step.output_tokens,
                 )
             ],
         )
@@ -200,7 +203,25 @@ def _prompt_lengths(plan: Plan, c: int) -> list[tuple[PromptPlan, int]]:
     return found
 
 
-def _case_operations(case: str, operations: list[OperationName]) -> list[PlannedOperation]:
+def _matrix_cases(
+    where: str, prefix: str, lengths: list[str], c: int, operations: list[OperationName], output_tokens: int
+) -> list[Case]:
+    planned: dict[int, Case] = {}
+    for index, length in enumerate(lengths):
+        try:
+            n = evaluate(length, c)
+        except PlanError as error:
+            raise error.within(f"{where}lengths[{index}]") from None
+        if n in planned:
+            raise PlanError(
+                f"{where}lengths[{index}]: {length!r} is {n} tokens at C={c}, as another length is; remove one"
+            )
+        case = f"{prefix}N{n}"
+        planned[n] = Case(case, n, _case_operations(case, operations, output_tokens))
+    return list(planned.values())
+
+
+def _case_operations(case: str, operations: list[OperationName], output_tokens: int) -> list[PlannedOperation]:
     planned: list[PlannedOperation] = []
     interposers = repeats = 0
     for name in operations:
@@ -208,12 +229,13 @@ def _case_operations(case: str, operations: list[OperationName]) -> list[Planned
             case OperationName.INTERPOSER:
                 interposers += 1
                 role = f"interposer-{interposers}"
-                planned.append(PlannedOperation(f"{case}.{role}", name, role))
+                step = PlannedOperation(f"{case}.{role}", name, role)
             case OperationName.REPEAT:
                 repeats += 1
-                planned.append(PlannedOperation(f"{case}.{name}-{repeats}", name, "target"))
+                step = PlannedOperation(f"{case}.{name}-{repeats}", name, "target")
             case OperationName.RESET:
-                planned.append(PlannedOperation(f"{case}.{name}", name, None))
+                step = PlannedOperation(f"{case}.{name}", name, None)
             case _:
-                planned.append(PlannedOperation(f"{case}.{name}", name, "target"))
+                step = PlannedOperation(f"{case}.{name}", name, "target")
+        planned.append(step if step.role is None else step._replace(output_tokens=output_tokens))
     return planned

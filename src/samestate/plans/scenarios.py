@@ -27,6 +27,7 @@ class ScenarioStep(NamedTuple):
     salt: str | None
     together: str | None
     path: ReusePath
+    output_tokens: int
 
 
 def scenario_steps(plan: Plan, arm: str) -> list[ScenarioStep]:
@@ -35,19 +36,20 @@ def scenario_steps(plan: Plan, arm: str) -> list[ScenarioStep]:
     The control computes every prompt once, alone and after a reset, so that it reuses nothing.
     """
     if arm == CONTROL or all(known.name != arm for known in plan.arms):
-        return [step for prompt in plan.prompts for step in _cold(prompt.name)]
+        return [step for prompt in plan.prompts for step in _cold(prompt.name, plan.output_tokens)]
     seen, resets, batches = Counter[str](), count(1), count(1)
     steps: list[ScenarioStep] = []
     for planned in plan.scenario:
         if planned.reset:
-            step = ScenarioStep(f"{RESET}-{next(resets)}", RESET, OperationName.RESET, None, None, None, "any")
+            step = ScenarioStep(f"{RESET}-{next(resets)}", RESET, OperationName.RESET, None, None, None, "any", 0)
             steps += [step] if planned.arm == arm else []
             continue
         together = f"batch-{next(batches)}" if len(planned.prompts) > 1 else None
         for prompt in planned.prompts:
             seen[prompt] += 1
             op = f"{prompt}.{seen[prompt]}"
-            step = ScenarioStep(op, prompt, OperationName.PROMPT, prompt, planned.salt, together, planned.path)
+            outputs = planned.output_tokens or plan.output_tokens
+            step = ScenarioStep(op, prompt, OperationName.PROMPT, prompt, planned.salt, together, planned.path, outputs)
             steps += [step] if planned.arm == arm else []
     return steps
 
@@ -81,8 +83,10 @@ def check_scenario(plan: Plan) -> None:
         where = f"scenario[{index}]"
         if step.reset == bool(step.prompts):
             raise PlanError(f"{where}: is a reset, or has prompts, and not both; write one of them")
-        if step.reset and (step.salt is not None or step.path != "any"):
-            raise PlanError(f"{where}: a reset has no salt and no path; remove them")
+        if step.reset and (step.salt is not None or step.path != "any" or step.output_tokens is not None):
+            raise PlanError(f"{where}: a reset has no salt, no path and no output_tokens; remove them")
+        if (step.output_tokens or 0) > plan.output_tokens:
+            raise PlanError(f"{where}.output_tokens: the cold runs make {plan.output_tokens}; ask for at most as many")
         for name in step.prompts:
             if name not in known:
                 raise PlanError(f"{where}.prompts: no prompt {name!r}; known: {', '.join(known)}")
@@ -101,9 +105,9 @@ def check_scenario(plan: Plan) -> None:
         raise PlanError(f"scenario: arm {', '.join(idle)} has no prompts; give it a step or remove it")
 
 
-def _cold(prompt: str) -> list[ScenarioStep]:
+def _cold(prompt: str, output_tokens: int) -> list[ScenarioStep]:
     op = cold_op(prompt)
     return [
-        ScenarioStep(f"{prompt}.{RESET}", prompt, OperationName.RESET, None, None, None, "any"),
-        ScenarioStep(op, prompt, OperationName.COLD, prompt, None, None, "cold"),
+        ScenarioStep(f"{prompt}.{RESET}", prompt, OperationName.RESET, None, None, None, "any", 0),
+        ScenarioStep(op, prompt, OperationName.COLD, prompt, None, None, "cold", output_tokens),
     ]

@@ -14,6 +14,9 @@ _REFUSED = {
     # To vLLM a connector by another name.
     "kv_offloading_size": _OF_THE_ARMS,
     "kv_offloading_backend": _OF_THE_ARMS,
+    # Secrets: a plan is sealed, and read by others.
+    "hf_token": "is a secret, and a plan keeps none; set it in the environment",
+    "api_key": "is a secret, and a plan keeps none; leave it out",
     "config": "hides settings from the plan; write its flags out",
 }
 _SHORT = {
@@ -66,9 +69,9 @@ def check_serve_args(serve_args: Iterable[str], settings: Collection[str]) -> No
                 )
 
 
-def refused_settings() -> tuple[str, ...]:
-    """Settings that each arm has for itself, so that no plan names them."""
-    return tuple(name for name, why in _REFUSED.items() if why is _OF_THE_ARMS)
+def refused_settings() -> dict[str, str]:
+    """Settings that no plan names, and why."""
+    return {name: why for name, why in _REFUSED.items() if name != "config"}
 
 
 def _flag(setting: str) -> str:

@@ -329,7 +329,7 @@ def _effective_settings(config: VllmConfig) -> dict[str, Scalar]:
 _LEFT_OUT = {
     # A secret.
     "hf_token",
-    # Paths and ports: they differ from run to run and say nothing about the computation.
+    # Paths, hosts and ports: they differ from run to run and say nothing about the computation.
     "model",
     "tokenizer",
     "served_model_name",
@@ -337,6 +337,11 @@ _LEFT_OUT = {
     "data_parallel_master_port",
     "data_parallel_rpc_port",
     "master_port",
+    "master_addr",
+    "data_parallel_master_ip",
+    "hf_config_path",
+    "allowed_local_media_path",
+    "model_weights",
 }
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from samestate.evidence.beside import add_file, read_files
+from samestate.evidence.outside import add_file, read_files
 
 
 def test_a_file_is_added_once(tmp_path: Path) -> None:
