@@ -307,6 +307,8 @@ class _Arm:
             ),
             r.PlanResolved(resolved_sha256=sha256_hex(resolved_json)),
         ]
+        groups = _registered(0, self.ranks, self.c, self.paged).engine_groups
+        self.scheduler.append(r.SchedulerConfigured(block_size=self.c, saves_within_steps=False, engine_groups=groups))
         for rank, worker in enumerate(self.workers):
             worker.append(_registered(rank, self.ranks, self.c, self.paged))
 

@@ -187,7 +187,8 @@ def test_nested_tables(kind: type[msgspec.Struct]) -> None:
 
 MODELS = {
     "arms": "arm_plan", "engine": "engine_plan", "instruments": "instrument_plan", "analyzer": "analyzer_pin",
-    "expected_layout": "expected_layout", "prompts": "prompt_plan", "scenario": "step_plan", "inputs": "input",
+    "expected_layout": "expected_layout", "prompts": "prompt_plan", "scenario": "step_plan",
+    "series": "series_plan", "inputs": "input",
     "model": "model",
 }  # fmt: skip
 

@@ -20,6 +20,9 @@ def traces(history: History, arm: ArmHistory) -> Iterator[Finding]:
     if arm.engines and not arm.stopped:
         message = f"arm {arm.name}: no engine_stopped record: the engine did not shut down in order"
         yield unknown("missing_engine_stop", message, Place(arm=arm.name))
+    if arm.engines and not arm.schedulers:
+        message = f"arm {arm.name}: no scheduler_configured record: what its scheduler had is not known"
+        yield unknown("missing_scheduler", message, Place(arm=arm.name))
     yield from _counters(history, arm)
     for case, op in history.generations(arm=arm.name):
         output = arm.output(op.op)

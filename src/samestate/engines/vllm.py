@@ -89,7 +89,7 @@ class VllmEngine(Engine):
         self._log: IO[bytes] = self._spec.log_path.open("ab")
         module = "samestate.engines.children.vllm_child"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(command_read), str(reply_write)],
+            [sys.executable, "-m", module, str(os.getpid()), str(command_read), str(reply_write)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,

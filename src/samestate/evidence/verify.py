@@ -846,6 +846,8 @@ def sequence(question: Question, arm: Arm) -> Iterator[Finding]:
         yield (FAIL if engines else UNKNOWN), f"{engines} engine starts, planned 1"
     if engines and not arm.all["engine_stopped"]:
         yield UNKNOWN, "no engine_stopped record"
+    if engines and not arm.all["scheduler_configured"]:
+        yield UNKNOWN, "no scheduler_configured record"
     order = {one.op: place for place, one in enumerate(question.operations)}
     wanted = {(one.case, one.role) for one in question.operations}
     inputs = {

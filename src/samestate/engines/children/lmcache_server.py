@@ -7,14 +7,10 @@ Standard output and error are the server's log.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
-import signal
 import sys
 from typing import Any
 
-PR_SET_PDEATHSIG = 1
-"""linux/prctl.h"""
+from samestate.engines.children.lifetime import end_with
 
 
 def whole_names_only() -> None:
@@ -25,15 +21,6 @@ def whole_names_only() -> None:
         made(parser, *args, **(options | {"allow_abbrev": False}))
 
     argparse.ArgumentParser.__init__ = strict  # type: ignore[method-assign, assignment]
-
-
-def end_with(driver: int) -> None:
-    """Have Linux kill this process when the process that started it is gone, even by SIGKILL."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != driver:
-        sys.exit("the driver is gone")
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """A vLLM engine in a process of its own, driven over two pipes (see `protocol`).
 
-``python -m samestate.engines.children.vllm_child READ_FD WRITE_FD``. Scheduler and, for one rank, worker
+``python -m samestate.engines.children.vllm_child DRIVER_PID READ_FD WRITE_FD``. Scheduler and, for one rank, worker
 run in this process, so that transfers can be watched and faults armed; or, under ``VLLM_ENABLE_V1_MULTIPROCESSING=1``,
 the engine core has a process of its own, as vLLM's default is. Standard output and error are the engine's log.
 """
@@ -47,6 +47,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.abstract import Executor
 
 from samestate.engines.children.connectors import transfer_config
+from samestate.engines.children.lifetime import end_with
 from samestate.engines.children.protocol import (
     Answer,
     AnyCommand,
@@ -408,4 +409,5 @@ def _print_traceback() -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]))
+    end_with(int(sys.argv[1]))
+    serve(int(sys.argv[2]), int(sys.argv[3]))
