@@ -129,6 +129,30 @@ def test_a_tier_that_cannot_be_read_is_said_and_the_rest_is_compared(tmp_path: P
     assert b.only(run.judge(tmp_path / "b"), CHECK).code == "stale_page"
 
 
+@pytest.mark.parametrize(("moved", "found"), [(1024, ["stale_page"]), (None, [])])
+def test_a_save_that_does_not_say_that_it_moved_anything_replaces_nothing(
+    tmp_path: Path, moved: int | None, found: list[str]
+) -> None:
+    """A server that has a key already skips it: what was saved first is then right to come back."""
+    run = b.build(b.instrumented_plan())
+    b.drop(run.worker(), r.PagesDigested, side=r.PageSide.STORED)
+    kinds = (r.SaveSubmitted, r.PagesDigested, r.SaveDelayed, r.SaveCompleted)
+    first = next(rec for rec in run.worker() if isinstance(rec, r.SaveSubmitted) and rec.request == COLD)
+    mine = [rec for rec in run.worker() if isinstance(rec, kinds) and rec.job == first.job]
+    again: list[r.Record] = []
+    for rec in (rec for rec in mine if getattr(rec, "direction", "save") == "save"):
+        copy = msgspec.structs.replace(rec, job=999)
+        if isinstance(copy, r.PagesDigested):
+            copy = msgspec.structs.replace(copy, rows=[other_bytes(b.CONV)(row) for row in copy.rows])
+        if isinstance(copy, r.SaveCompleted):
+            copy = msgspec.structs.replace(copy, bytes=moved)
+        again.append(copy)
+    looked_up = [isinstance(rec, r.Lookup) and rec.request == RELOAD for rec in run.scheduler()]
+    b.during(run, looked_up.index(True), again)
+    codes = b.codes(run.judge(tmp_path / "a"), CHECK)
+    assert [code for code in codes if code == "stale_page"] == found
+
+
 def test_a_page_that_was_never_saved_here_is_unknown(tmp_path: Path) -> None:
     run = b.build(b.instrumented_plan())
     b.edit_pages(run, lambda row: None if row.entry == b.RECURRENT else row, request=COLD, direction="save")

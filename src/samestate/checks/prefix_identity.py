@@ -126,7 +126,8 @@ class _Ledger:
             if not layout.holds(row) or not layout.is_state(row):
                 continue
             if row.block == NULL_BLOCK:
-                yield Damage("null_block_saved", row, "the null block was saved, which holds no state")
+                what = "the null block was saved, which holds no state"
+                yield Damage("null_block_saved", row, what, unclear=any(not done.rec.ok for done in save.completions))
                 continue
             claimed = layout.end(row)
             group = layout.entries[row.entry].engine_group
