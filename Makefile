@@ -5,12 +5,13 @@ export PYTHON TORCH_INDEX
 
 BIN := .venv/bin
 
-.PHONY: help setup demo demo-lmcache test check build clean
+.PHONY: help setup demo demo-lmcache test test-lmcache check build clean
 
 help:
 	@echo 'make demo    cold against reload on a real vLLM, right and with a fault'
 	@echo 'make demo-lmcache   two releases of LMCache, and the older one repaired'
-	@echo 'make test    all tests'
+	@echo 'make test    all tests but those on releases of LMCache'
+	@echo 'make test-lmcache   the tests on releases of LMCache, which pip fetches'
 	@echo 'make check   format, lint, types, import contract'
 	@echo 'make build   wheel and sdist in dist/'
 	@echo 'make clean   remove what was made, .venv excepted'
@@ -25,7 +26,10 @@ demo-lmcache: setup
 	@$(BIN)/python scripts/demo_lmcache.py
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not lmcache'
+
+test-lmcache: setup
+	$(BIN)/python -m pytest -m lmcache
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -297,7 +297,7 @@ def right(arm: Arm) -> None:
     assert sorted(saves) == sorted(one.job for _, one in arm.records if isinstance(one, SaveCompleted) and one.ok)
 
 
-live = [pytest.mark.vllm, pytest.mark.slow]
+live = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.lmcache]
 
 
 class TestNewer:

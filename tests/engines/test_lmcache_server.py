@@ -238,6 +238,7 @@ def test_a_release_that_is_not_there_is_one_line(make: Make, tmp_path: Path) -> 
         make(tmp_path / "nothing")
 
 
+@pytest.mark.lmcache
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["0.5.5", "0.5.6"])

@@ -23,7 +23,7 @@ from samestate.evidence.records import Scalar
 from samestate.lab.run import RunError, RunRequest, run_plan
 from samestate.plans.load import freeze, load, with_connector
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.lmcache]
 
 FORGOTTEN_SECONDS = 30.0
 """By then torch's own manager has removed what a killed engine shared (ten measured)."""
