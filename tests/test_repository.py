@@ -162,6 +162,7 @@ def classes_named(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def test_connectors_named_in_the_documents_exist() -> None:
     named = {pair for text in fenced(ROOT / "docs/connectors.md", "json") for pair in classes_named(json.loads(text))}
     assert named == {
+        ("samestate.cache.dictionary", "DictionaryConnector"),
         ("samestate.cache.spec", "HostOffloadingSpec"),
         ("samestate.instruments.connector", "AuditConnector"),
     }
