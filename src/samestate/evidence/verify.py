@@ -6,9 +6,9 @@
 Written by hand from docs/archive-format.md, sharing no code with samestate, so that a fault in one of the two
 shows as a disagreement. ARCHIVE is the folder that this file lies in, if not said. It reads and never writes.
 
-It recomputes the checks named in COVERED. What the plan requires beyond them is listed as not recomputed: its pass is a
-pass of what it covers, and no more. Exit codes: 0 pass, 1 fail, 2 usage, 3 unknown, or not covered at all (another
-analyzer, a scenario, a newer format).
+It recomputes the checks named in COVERED. Exit codes: 0 every required check was recomputed and passes, 1 one of them
+fails, 2 usage, 3 unknown: evidence is missing, or a required check is not recomputed (the pages of an instrumented
+plan, another analyzer, a scenario, a newer format).
 
 Who can write the archive can write this copy too: compare it with the one that samestate ships before you run it.
 """
@@ -36,6 +36,9 @@ FORMAT = 1
 PASS, FAIL, UNKNOWN, NOT_EXERCISED = "pass", "fail", "unknown", "not_exercised"
 EXIT_CODES = {PASS: 0, FAIL: 1}
 CONTROL, CANDIDATE, REFERENCE = "control", "candidate", "reference-control"
+PREEMPTIONS = "vllm:num_preemptions"
+LOCAL_HITS = "vllm:prefix_cache_hits"
+EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
 
 # --- the words of the format: name:type, where a name that ends in = may be absent -----------------
 # integer, count, hash, text, scalar, number, bool as in the document; ? or null, [] list of, {} object of;
@@ -207,13 +210,20 @@ def finite(text: str) -> float:
     return number if abs(number) < float("inf") else no_number(text)
 
 
-def canonical(fields: dict[str, Any]) -> bytes:
-    """RFC 8785 for an object of texts and integers, as a seal is. No float stands in one, so none has a form here."""
-    for value in fields.values():
-        if type(value) is not str and not (type(value) is int and abs(value) < 2**53):
-            raise ValueError("only texts and integers below 2^53 have a canonical form here")
-    ordered = {name: fields[name] for name in sorted(fields, key=lambda name: name.encode("utf-16-be"))}
-    return json.dumps(ordered, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+def canonical(value: Any) -> bytes:
+    """RFC 8785 for objects and lists of texts and integers. No float stands in what is hashed here, so none has a form."""
+    return json.dumps(ordered(value), ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+
+
+def ordered(value: Any) -> Any:
+    """The same with the keys of every object in canonical order. Raises ValueError for what has no form here."""
+    if type(value) is dict:
+        return {name: ordered(value[name]) for name in sorted(value, key=lambda name: name.encode("utf-16-be"))}
+    if type(value) is list:
+        return [ordered(one) for one in value]
+    if type(value) is str or (type(value) is int and abs(value) < 2**53):
+        return value
+    raise ValueError("only texts and integers below 2^53 have a canonical form here")
 
 
 def sha256(data: bytes) -> str:
@@ -250,11 +260,35 @@ class Missing(Exception):
 
 
 class Seen(NamedTuple):
-    """A record, its line and its time."""
+    """A record, its line, its time and its process."""
 
     rec: dict[str, Any]
     n: int
     t: int
+    process: str
+
+
+class Load:
+    """A load that was submitted, and its completion."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.rec, self.n = seen.rec, seen.n
+        self.done: dict[str, Any] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Moved, as far as it is known."""
+        return int(self.done["bytes"] or 0) if self.done and self.done["ok"] else 0
+
+
+class Saved(NamedTuple):
+    """A part of a save that completed well."""
+
+    part: dict[str, Any]
+    n: int
+    """Line of the completion."""
+    t: int
+    """When it was submitted."""
 
 
 class Row(NamedTuple):
@@ -300,27 +334,48 @@ class Arm:
         self.name = name
         self.source: str | None = None
         """Hash of the seal that it was imported under."""
+        self.source_plan_sha256: str | None = None
+        """Of the plan that it was recorded under, where that is another."""
+        self.source_plan: dict[str, Any] | None = None
+        """That plan; None also where it cannot be read."""
+        self.processes: list[str] = []
         self.all: dict[str, list[Seen]] = defaultdict(list)
         """Records by kind, of the kinds in KEPT."""
         self.by_op: dict[tuple[str, str], list[Seen]] = defaultdict(list)
         """Records by (kind, operation)."""
         self.rows: dict[tuple[str, str], Rows] = {}
         """By (request, source)."""
+        self.preempted: set[str] = set()
         self.ranks: dict[int, dict[str, Any]] = {}
-        self.loads: dict[str, dict[int, list[dict[str, Any]]]] = {}
+        self.lookups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.allocated: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.loads: dict[str, dict[int, list[Load]]] = {}
         """By request and rank."""
+        self.open_loads: dict[tuple[int, int], Load] = {}
+        """By (rank, job)."""
+        self.stray_loads = 0
         self.finished: set[str] = set()
         self.assigned: set[str] = set()
         self.times: dict[str, list[int]] = {}
         """By request: first and last time of its lookups, allocations, end and loads."""
-        self.saves: dict[tuple[int, str], int] = {}
-        """By (rank, request): first submission of a save that was completed."""
-        self.open: dict[tuple[str, int, int], tuple[str | None, int]] = {}
-        """By ("load" or "save", rank, job): its request, and when it was submitted."""
+        self.saves: dict[tuple[int, str], list[Saved]] = defaultdict(list)
+        """By (rank, request)."""
+        self.open_saves: dict[tuple[int, int], Seen] = {}
+        """By (rank, job)."""
+        self.submitted = self.unpaired = self.failed = 0
+        """Of saves."""
 
-    KEPT = ("engine_started", "engine_stopped", "operation_started", "scheduler_configured")
+    KEPT = (
+        "engine_started",
+        "engine_stopped",
+        "operation_started",
+        "scheduler_configured",
+        "plan_resolved",
+        "service_started",
+        "service_stopped",
+        "intervention_applied",
+    )
     BY_OP = ("operation_output", "operation_ended", "cache_reset", "counters_read")
-    DATED = ("lookup", "allocated", "request_finished")
 
     def take(self, seen: Seen) -> None:
         """Index a record. Raises OverflowError for a number beyond 2^63 where numbers are compared."""
@@ -329,10 +384,12 @@ class Arm:
             self.all[kind].append(seen)
         elif kind in self.BY_OP:
             self.by_op[kind, rec["op"]].append(seen)
-        elif kind in self.DATED:
+        elif kind in ("lookup", "allocated"):
             self.date(rec["request"], seen.t)
-            if kind == "request_finished":
-                self.finished.add(rec["request"])
+            (self.lookups if kind == "lookup" else self.allocated)[rec["request"]].append(rec)
+        elif kind == "request_finished":
+            self.date(rec["request"], seen.t)
+            self.finished.add(rec["request"])
         elif kind == "blocks_assigned":
             if any(seen.rec["audit_level"] in PAGE_LEVELS for seen in self.all["engine_started"][-1:]):
                 self.assigned.add(rec["request"])
@@ -342,31 +399,65 @@ class Arm:
             if rec["source"] == "scheduler":
                 array("q", (seen.t, seen.n))
             for request, start, scheduled, drafted in rec["rows"]:
-                rows = self.rows.setdefault((request, rec["source"]), Rows())
+                rows = self.rows.get((request, rec["source"]))
+                if rows is None:
+                    rows = self.rows[request, rec["source"]] = Rows()
                 rows.add(seen.t, seen.n, start, scheduled, drafted)
-        elif kind == "load_submitted":
-            self.loads.setdefault(rec["request"], {}).setdefault(rec["rank"], []).append(rec)
-            self.date(rec["request"], seen.t)
-            self.open["load", rec["rank"], rec["job"]] = (rec["request"], seen.t)
-        elif kind == "save_submitted":
-            request = (rec["request"] or "") if rec["parts"] else None  # a save of nothing leaves nothing to date
-            self.open["save", rec["rank"], rec["job"]] = (request, seen.t)
-        elif kind in ("load_completed", "save_completed"):
-            self.complete(kind[:4], rec, seen.t)
+            self.preempted.update(rec["preempted"])
+        elif kind.startswith("load_"):
+            self.load(seen)
+        elif kind in ("save_submitted", "save_completed"):
+            self.save(seen)
 
-    def complete(self, direction: str, rec: dict[str, Any], t: int) -> None:
-        request, submitted = self.open.pop((direction, rec["rank"], rec["job"]), (None, 0))
-        if request is None:
-            return
-        if direction == "load":
-            self.date(request, t)
-        elif rec["ok"]:
-            key = rec["rank"], request
-            self.saves[key] = min(submitted, self.saves.get(key, submitted))
+    def load(self, seen: Seen) -> None:
+        rec, job = seen.rec, (seen.rec["rank"], seen.rec["job"])
+        if rec["kind"] == "load_submitted":
+            load = self.open_loads[job] = Load(seen)
+            self.loads.setdefault(rec["request"], {}).setdefault(rec["rank"], []).append(load)
+            self.date(rec["request"], seen.t)
+        elif job in self.open_loads:
+            load = self.open_loads.pop(job)
+            load.done = rec
+            self.date(load.rec["request"], seen.t)
+        else:
+            self.stray_loads += 1
+
+    def save(self, seen: Seen) -> None:
+        rec, job = seen.rec, (seen.rec["rank"], seen.rec["job"])
+        submitted = self.open_saves.pop(job, None)
+        if rec["kind"] == "save_submitted":
+            self.unpaired += submitted is not None
+            self.open_saves[job] = seen
+            self.submitted += 1
+        elif submitted is None:
+            self.unpaired += 1
+        elif not rec["ok"]:
+            self.failed += 1
+        else:
+            parts = submitted.rec["parts"]
+            if parts:
+                request = submitted.rec["request"] or ""
+                self.saves[rec["rank"], request] += [Saved(part, seen.n, submitted.t) for part in parts]
 
     def date(self, request: str, t: int) -> None:
         span = self.times.setdefault(request, [t, t])
         span[:] = min(span[0], t), max(span[1], t)
+
+    def counter(self, op: str, name: str) -> float | None:
+        """After less before, around an operation; None: it cannot be read."""
+        values: dict[str, float] = {}
+        for seen in self.by_op.get(("counters_read", op), ()):
+            if name in seen.rec["values"] and name not in seen.rec["missing"]:
+                values[seen.rec["when"]] = float(seen.rec["values"][name])
+        return values["after"] - values["before"] if len(values) == 2 else None
+
+    def local(self, request: str) -> int:
+        """Most tokens that a lookup of the request found in the local cache."""
+        return max((one["local_tokens"] for one in self.lookups.get(request, ())), default=0)
+
+    @property
+    def connected(self) -> bool:
+        return bool(self.all["engine_started"]) and self.engine["connector"] is not None
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -387,7 +478,8 @@ class Arm:
 class Attempt:
     """One attempt, as its stream tells it."""
 
-    def __init__(self) -> None:
+    def __init__(self, rec: dict[str, Any]) -> None:
+        self.rec = rec
         self.contacts: list[str] = []
         self.ends: list[dict[str, Any]] = []
         self.strays = 0
@@ -407,11 +499,12 @@ class Archive:
         self.files()
         self.plan = self.model("plan.json", IS_PLAN, needed=True)
         self.resolved = self.model("resolved.json", IS_RESOLVED, needed=True)
-        self.inputs()
+        self.inputs = self.read_inputs()
         if "attempts.jsonl" in self.names:
             self.attempt("attempts.jsonl")
         names = {name.split("/")[1] for name in self.names if in_arm(name)}
         self.arms = {name: self.arm(name) for name in sorted(names)}
+        self.damaged = {where.split("/")[1] for where, _ in self.defects if where.startswith("arms/")}
 
     def defect(self, where: str, what: str) -> None:
         self.defects.append((shown(where), what))
@@ -556,20 +649,24 @@ class Archive:
         self.defect(name, "does not hold exactly its fields")
         return None
 
-    def inputs(self) -> None:
-        """Rule 8."""
-        inputs = self.model("inputs.json", fits("int[]{}")) or {}
-        for digest, ids in inputs.items():
+    def read_inputs(self) -> dict[str, list[int]]:
+        """Rule 8; returns the inputs that are true to their digest."""
+        true: dict[str, list[int]] = {}
+        for digest, ids in (self.model("inputs.json", fits("int[]{}")) or {}).items():
             try:
                 right = sha256(struct.pack(f"<{len(ids)}i", *ids)) == digest
             except struct.error:
                 right = False
-            if not right:
+            if right:
+                true[digest] = ids
+            else:
                 self.defect("inputs.json", f"{digest[:12]!a} is not the digest of its token ids")
+        return true
 
     def lines(self, name: str) -> Iterator[Seen]:
         """Rule 7: the readable records of a stream; what is wrong with it becomes defects."""
         told, opened = 0, os.path.join(self.root, name)
+        process = name.rpartition("/")[2][: -len(".jsonl")]
 
         def tell(where: str, what: str) -> None:
             nonlocal told
@@ -609,7 +706,7 @@ class Archive:
                         tell(where, "a record after stream_closed")
                     due, prev, clock, last = line["n"] + 1, sha256(body), line["t_ns"], rec
                     self.records += 1
-                    yield Seen(rec, line["n"], line["t_ns"])
+                    yield Seen(rec, line["n"], line["t_ns"], process)
         except OSError as error:
             tell(name, f"cannot be read: {error.strerror}")
             return
@@ -625,7 +722,7 @@ class Archive:
                 if (seen.rec["arm"], seen.rec["process"]) != ("-", "attempts"):
                     self.defect(f"{name}:{seen.n}", "is another stream, under this name")
             elif kind == "attempt_started":
-                self.attempts.append(Attempt())
+                self.attempts.append(Attempt(seen.rec))
             elif attempt is None or kind == "stream_closed":
                 continue
             elif kind == "attempt_ended":
@@ -639,8 +736,10 @@ class Archive:
         arm, place = Arm(name), f"arms/{name}/"
         origins: set[str] = set()
         imported = any(place + one in self.names for one in SOURCES)
-        for stream in sorted(one for one in self.names if one.startswith(place) and STREAM.fullmatch(one)):
-            process = stream[len(place) : -len(".jsonl")]
+        streams = [one for one in self.names if one.startswith(place) and STREAM.fullmatch(one)]
+        arm.processes = sorted(stream[len(place) : -len(".jsonl")] for stream in streams)
+        for process in arm.processes:
+            stream = f"{place}{process}.jsonl"
             for seen in self.lines(stream):
                 if seen.rec["kind"] == "stream_opened":
                     origins.add(seen.rec["arm"])
@@ -662,7 +761,7 @@ class Archive:
         plan = self.read(place + SOURCES[2])
         plan_sha256 = sha256(plan) if plan is not None else self.plan_sha256
         if plan is not None:
-            self.model(place + SOURCES[2], IS_PLAN)
+            arm.source_plan_sha256, arm.source_plan = plan_sha256, self.model(place + SOURCES[2], IS_PLAN)
         if seal is not None and plan_sha256 is not None and seal["plan_sha256"] != plan_sha256:
             self.defect(place + SOURCES[0], "is the seal of another plan")
         if len(origins) != 1:
@@ -677,7 +776,7 @@ class Archive:
 
     def whole(self, arm: str) -> bool:
         """Sealed and undamaged: only then does it mean anything that a record is not there."""
-        return self.seal_sha256 is not None and not any(where.startswith(f"arms/{arm}/") for where, _ in self.defects)
+        return self.seal_sha256 is not None and arm not in self.damaged
 
 
 def listable(name: str) -> bool:
@@ -727,6 +826,7 @@ class Question:
     def __init__(self, archive: Archive) -> None:
         self.archive, self.arms = archive, archive.arms
         self.known: list[Operation] | None = None
+        self.by_id: dict[str, Operation] = {}
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -743,7 +843,14 @@ class Question:
     def present(self, value: Any, name: str) -> dict[str, Any]:
         if value is None:
             raise Missing(f"{name} is missing or cannot be read")
-        return dict(value)
+        known: dict[str, Any] = value
+        return known
+
+    @property
+    def attempt(self) -> Attempt:
+        if not self.archive.attempts:
+            raise Missing("attempts.jsonl has no attempt_started record")
+        return self.archive.attempts[-1]
 
     @property
     def operations(self) -> list[Operation]:
@@ -752,7 +859,13 @@ class Question:
             self.known = self.matrix("", plan.get("lengths", ()), plan["output_tokens"])
             for series in plan.get("series", ()):
                 self.known += self.matrix(f"{series['name']}-", series["lengths"], series["output_tokens"])
+            for one in self.known:
+                self.by_id.setdefault(one.op, one)
         return self.known
+
+    def operation(self, op: str) -> Operation:
+        """A planned operation; KeyError for any other."""
+        return self.by_id[op] if self.operations else self.by_id[op]
 
     def matrix(self, prefix: str, lengths: Sequence[str], outputs: int) -> list[Operation]:
         planned: dict[int, list[Operation]] = {}
@@ -782,6 +895,10 @@ class Question:
         if name not in self.arms:
             raise Missing(f"the archive has no arm {name}")
         return self.arms[name]
+
+    @property
+    def planned_arms(self) -> list[Arm]:
+        return [self.arm(one["name"]) for one in self.plan["arms"]]
 
 
 # --- the checks -----------------------------------------------------------------------------------
@@ -951,7 +1068,7 @@ def traces(question: Question, arm: Arm) -> Iterator[Finding]:
         request, reason = output["request"], output["finish_reason"]
         if question.plan["ignore_eos"] and reason != "length":
             yield (FAIL if reason else UNKNOWN), f"{one.op} finished by {reason}, planned by its length"
-        if arm.all["engine_started"] and arm.engine["connector"] is not None:
+        if arm.connected:
             if not arm.schedule(one.op, "connector"):
                 yield UNKNOWN, f"{one.op}: the connector records no step"
             if request not in arm.finished:
@@ -963,7 +1080,7 @@ def traces(question: Question, arm: Arm) -> Iterator[Finding]:
             continue
         steps = [arm.rows[request, source] for source in ("scheduler", "connector") if (request, source) in arm.rows]
         within = [*arm.times.get(request, ()), *(t for rows in steps for t in (rows.first, rows.last))]
-        saved = [arm.saves[rank, request] for rank in arm.ranks if (rank, request) in arm.saves]
+        saved = [one.t for rank in arm.ranks for one in arm.saves.get((rank, request), ())]
         if min([*within, *saved, ends[0]]) < starts[one.op][0] or max([*within, starts[one.op][0]]) > ends[0]:
             yield UNKNOWN, f"{one.op}: a record of its request is dated outside it"
 
@@ -1112,15 +1229,26 @@ def unequal(question: Question, left: Arm, op: str, right: Arm, other: str, diff
 
 
 def lengths(question: Question, name: str, op: str, outputs: list[list[int]]) -> Iterator[Finding]:
-    planned = next(one.outputs for one in question.operations if one.op == op)
+    planned = question.operation(op).outputs
     for ids in outputs:
         if not ids or len(ids) > planned or (question.plan["ignore_eos"] and len(ids) != planned):
             yield FAIL, f"{name}: {len(ids)} tokens, planned {planned}"
 
 
-def local_equality(question: Question) -> Result:
-    """Every repeat against the cold run of its prompt, the local cache kept."""
-    arm, findings, examined = question.arm(CANDIDATE), list[Finding](), 0
+class Repeat(NamedTuple):
+    """A repeat of a prompt in the candidate, the local cache kept."""
+
+    op: str
+    case: str
+    n: int
+    """N."""
+    earlier: list[str]
+    """Operations that had the prompt before, the cold one first."""
+
+
+def repeats(question: Question) -> tuple[list[Repeat], bool]:
+    """The planned repeats, and whether recurrent state lies where steps ended and nowhere else."""
+    arm, found = question.arm(CANDIDATE), list[Repeat]()
     aligned = arm.engine["settings"].get("cache_config.mamba_cache_mode") == "align" and any(
         group["entry_kind"] == "recurrent"
         for seen in arm.all["scheduler_configured"]
@@ -1132,10 +1260,18 @@ def local_equality(question: Question) -> Result:
         if one.name in ("cold", "repeat"):
             same = earlier.setdefault(one.case, [])
             if same:
-                examined += 1
-                findings += repeated(question, arm, same, one.op, aligned)
+                found.append(Repeat(one.op, one.case, one.tokens, list(same)))
             same.append(one.op)
-    return conclude("local-equality", findings, examined, f"{examined} repeats against cold")
+    return found, aligned
+
+
+def local_equality(question: Question) -> Result:
+    """Every repeat against the cold run of its prompt."""
+    arm, findings = question.arm(CANDIDATE), list[Finding]()
+    checked, aligned = repeats(question)
+    for one in checked:
+        findings += repeated(question, arm, one.earlier, one.op, aligned)
+    return conclude("local-equality", findings, len(checked), f"{len(checked)} repeats against cold")
 
 
 def repeated(question: Question, arm: Arm, earlier: list[str], op: str, aligned: bool) -> Iterator[Finding]:
@@ -1173,15 +1309,26 @@ def step_ends(arm: Arm, ops: list[str]) -> set[int] | None:
 def boundary(question: Question) -> Result:
     """Every reload restored the strict prefix on every rank, and was credited exactly that."""
     arm, findings = question.arm(CANDIDATE), list[Finding]()
-    engine = arm.engine
-    due = max([engine["tensor_parallel"] * engine["pipeline_parallel"], *(r["world_size"] for r in arm.ranks.values())])
-    absent = next((rank for rank in range(due) if rank not in arm.ranks), None)
+    absent = absent_rank(arm)
     if absent is not None:
-        findings.append((UNKNOWN, f"rank {absent} of {due} never registered its cache"))
+        findings.append((UNKNOWN, f"rank {absent} never registered its cache"))
     reloads = question.generations("reload")
     for one in reloads:
         findings += [(verdict, f"{one.op}: {said}") for verdict, said in restored(question, arm, one)]
     return conclude("boundary", findings, len(reloads), f"{len(reloads)} reloads on {len(arm.ranks)} ranks")
+
+
+def absent_rank(arm: Arm) -> int | None:
+    """The first rank that should have registered and did not."""
+    sizes = [arm.engine["tensor_parallel"] * arm.engine["pipeline_parallel"]]
+    sizes += [registered["world_size"] for registered in arm.ranks.values()]
+    return next((rank for rank in range(max(sizes)) if rank not in arm.ranks), None)
+
+
+def farthest(loads: list[Load]) -> int | None:
+    """B of one rank; None: not reported by one of its loads."""
+    said = [load.rec["boundary"] for load in loads]
+    return None if None in said else max(said)
 
 
 def restored(question: Question, arm: Arm, one: Operation) -> Iterator[Finding]:
@@ -1198,10 +1345,7 @@ def restored(question: Question, arm: Arm, one: Operation) -> Iterator[Finding]:
         return
     if set(arm.ranks) - set(loads):
         yield UNKNOWN, f"only ranks {sorted(loads)} record a load"
-    reached: dict[int, int | None] = {}
-    for rank, mine in loads.items():
-        said = [load["boundary"] for load in mine]
-        reached[rank] = None if None in said else max(said)
+    reached = {rank: farthest(mine) for rank, mine in loads.items()}
     if None in reached.values():
         yield UNKNOWN, "not every load reports which prefix it restores"
     distinct = {b for b in reached.values() if b is not None}
@@ -1209,7 +1353,7 @@ def restored(question: Question, arm: Arm, one: Operation) -> Iterator[Finding]:
         yield (FAIL if whole else UNKNOWN), f"ranks restored different prefixes: {sorted(distinct)}"
     for rank, mine in loads.items():
         if rank in arm.ranks:
-            parts = [part for load in mine for part in load["parts"] if part["pages"]]
+            parts = [part for load in mine for part in load.rec["parts"] if part["pages"]]
             yield from reaching(arm.ranks[rank], parts, reached[rank], whole)
     yield from credited(one.tokens, question.c, rows, distinct, whole)
 
