@@ -85,3 +85,9 @@ def instrumented_fault(clean_archive: Path, tiny_model: Path) -> Path:
     """The instrumented matrix with the full-lookup fault: one start more."""
     out = clean_archive.parent / "instrumented-full-lookup"
     return _run(out, tiny_model, "boundary-instrumented", fault="full-lookup", control=clean_archive)
+
+
+@pytest.fixture(scope="session")
+def shared_archive(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """The plan of shared prefixes on real vLLM with its own offloading: two engine starts."""
+    return _run(tmp_path_factory.mktemp("shared-prefix") / "native", tiny_model, "shared-prefix")

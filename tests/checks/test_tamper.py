@@ -11,27 +11,30 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
-from samestate.checks.analyzers import Judgement, judge
+from samestate.checks.analyzers import ANALYZERS, Judgement, judge
 from samestate.checks.base import Verdict
+from samestate.evidence import records as r
 from samestate.evidence import verify
 from samestate.evidence.archive import Archive
 from samestate.plans.model import Plan
 
 from . import builder as b
 from . import tampering as t
-from .agreement import disagreements
+from .agreement import disagreements, told
 
 pytestmark = pytest.mark.tamper
 
 EDITS = {"boundary": 1000, "boundary-instrumented": 600, "imported": 500}
 """Random edits of each archive: at least 2,000 together."""
+UNTOUCHED = {"boundary": ("pass", "pass"), "boundary-instrumented": ("pass", "unknown"), "imported": ("pass", "pass")}
+"""What the two say of each as it is: checks of pages are not recomputed, so that `verify.py` passes none of them."""
 LEFT_TO_CHECK = {
-    "plan_resolved", "lookup", "allocated", "load_completed", "save_submitted", "save_completed", "save_delayed",
-    "pages_digested", "pages_poisoned", "guards_checked", "state_computed", "blocks_assigned",
+    "save_delayed", "pages_digested", "pages_poisoned", "guards_checked", "state_computed", "blocks_assigned",
 }  # fmt: skip
-"""Kinds whose loss `verify.py` leaves to the checks that it does not recompute."""
+"""Kinds whose loss `verify.py` leaves to the checks of pages."""
 REDUNDANT = {"blocks_assigned"}
 """Kinds of which some records can be lost without a trace in any check: others say as much."""
 
@@ -73,6 +76,12 @@ class Opinions(NamedTuple):
     def verdicts(self) -> tuple[str, str]:
         return self.check.verdict.value, self.second.verdict
 
+    @property
+    def recomputed(self) -> str:
+        """The worst that `verify.py` says of a required check."""
+        found = {one.verdict for one in self.second.results if one.check in self.second.required}
+        return next(verdict for verdict in ("fail", "unknown", "not_exercised", "pass") if verdict in found)
+
     def of(self, check: str) -> tuple[str, str]:
         (theirs,) = [one.verdict for one in self.second.results if one.check == check]
         return b.result(self.check, check).verdict.value, theirs
@@ -83,7 +92,7 @@ def opinions(sealed: Sealed, files: t.Files) -> Opinions:
     t.write(sealed.root, sealed.files, files)
     try:
         found = Opinions(judge(Archive.open(sealed.root)), verify.judge(str(sealed.root)))
-        assert disagreements(found.second, found.check.results) == []
+        assert told(found.second, found.check) == []
         return found
     finally:
         t.write(sealed.root, files, sealed.files)
@@ -114,16 +123,16 @@ def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_runs_beside_the_archive(archives: dict[str, Sealed], tmp_path: Path) -> None:
-    sealed = archives["boundary-instrumented"]
-    result = run(sealed.root)
+    """Every required check of the plain plan, and the line of what it cannot compare."""
+    result = run(archives["boundary"].root)
     assert (result.returncode, result.stderr) == (0, "")
-    *checks, left, verdict = result.stdout.splitlines()
-    assert [line.split()[:2] for line in checks] == [
-        [check, "pass"]
-        for check in ("integrity", "coverage", "geometry", "paired-equality", "reload-equality", "boundary")
-    ]
-    assert left.startswith("not recomputed   plan-identity, settings, ") and "prefix-identity" in left
-    assert verdict == "verdict          pass: of what is recomputed here"
+    *checks, pinned, verdict = result.stdout.splitlines()
+    told = {line.split()[0]: line.split()[1] for line in checks if not line.startswith(" ")}
+    pin = json.loads(archives["boundary"].files["plan.json"])["analyzer"]["source_sha256"]
+    assert {check for check, word in told.items() if word == "pass"} == set(ANALYZERS["boundary-v1"].floor)
+    assert set(told.values()) == {"pass", "not_exercised"} and told.keys() == ANALYZERS["boundary-v1"].checks.keys()
+    assert pinned == f"not compared     the analyzer source that the plan pins ({pin[:12]})"
+    assert verdict == "verdict          pass: every required check was recomputed and passes"
     faulty = b.build(fault="full-lookup").write(tmp_path / "faulty").root
     assert run(faulty).returncode == 1
     tree = json.loads(run(faulty, "--json").stdout)
@@ -134,20 +143,51 @@ def test_it_runs_beside_the_archive(archives: dict[str, Sealed], tmp_path: Path)
     assert run(faulty).returncode == 3
 
 
+PAGES = ["layout", "page-bytes", "page-coverage", "poison", "save-completion", "prefix-identity"]
+
+
+@pytest.mark.regression
+def test_page_checks_that_were_not_recomputed_keep_it_from_a_pass(archives: dict[str, Sealed], tmp_path: Path) -> None:
+    """Whether they pass or fail."""
+    damaged = b.build(_small(b.instrumented_plan()), ranks=2)
+    b.edit_pages(
+        damaged,
+        lambda row: msgspec.structs.replace(row, digest="0" * 32),
+        side=r.PageSide.DESTINATION,
+        request=_reload(),
+    )
+    root = damaged.write(tmp_path / "damaged").root
+    found = judge(Archive.open(root))
+    assert (found.verdict, b.failing(found) & set(PAGES)) == (Verdict.FAIL, b.failing(found)) and b.failing(found)
+    for one in (root, archives["boundary-instrumented"].root):
+        result = run(one)
+        assert result.returncode == 3
+        assert f"not recomputed   {', '.join(PAGES)}\n" in result.stdout
+        assert result.stdout.endswith("verdict          unknown: required checks were not recomputed\n")
+        assert "fail" not in result.stdout
+
+
+def _reload() -> str:
+    return b.request_id("candidate", "N32.reload")
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
         ({"id": "frozen-v9"}, "analyzer frozen-v9 is not covered"),
-        ({"required": ["integrity", "haruspicy"]}, "required and unknown here: haruspicy"),
+        ({"required": ["integrity", "haruspicy"]}, "required checks were not recomputed"),
+        ({"required": ["integrity", "services"]}, "evidence is missing"),
     ],
 )
 def test_what_it_does_not_cover_is_unknown(tmp_path: Path, change: dict[str, Any], word: str) -> None:
-    run_ = b.build()
-    analyzer = run_.plan.analyzer.model_copy(update={"id": change.get("id", run_.plan.analyzer.id)})
-    required = change.get("required", run_.plan.required_checks)
-    run_.plan = run_.plan.model_copy(update={"analyzer": analyzer, "required_checks": required})
+    plan = b.small_plan()
+    required = change.get("required", plan.required_checks)
+    run_ = b.build(plan.model_copy(update={"required_checks": required}))
+    analyzer = run_.plan.analyzer.model_copy(update={"id": change.get("id", plan.analyzer.id)})
+    run_.plan = run_.plan.model_copy(update={"analyzer": analyzer})
     result = run(run_.write(tmp_path / "a").root)
     assert result.returncode == 3
+    assert ("not recomputed   haruspicy\n" in result.stdout) == ("haruspicy" in required)
     assert result.stdout.endswith(f"verdict          unknown: {word}\n")
 
 
@@ -162,7 +202,8 @@ def test_there_are_two_thousand() -> None:
 @pytest.mark.parametrize("which", EDITS)
 def test_no_edit_of_a_sealed_archive_passes(archives: dict[str, Sealed], which: str) -> None:
     sealed, chance = archives[which], Random(which)
-    assert opinions(sealed, sealed.files).verdicts == ("pass", "pass")
+    assert opinions(sealed, sealed.files).verdicts == UNTOUCHED[which]
+    assert opinions(sealed, sealed.files).recomputed == "pass"
     done: Counter[str] = Counter()
     while done.total() < EDITS[which]:
         files, edit = dict(sealed.files), chance.choice(t.EDITS)
@@ -171,7 +212,7 @@ def test_no_edit_of_a_sealed_archive_passes(archives: dict[str, Sealed], which: 
             continue
         done[edit.__name__] += 1
         found = opinions(sealed, files)
-        assert "pass" not in found.verdicts, what
+        assert "pass" not in (*found.verdicts, found.recomputed), what
         assert found.of("integrity") == ("unknown", "unknown"), what
     assert done.keys() == {edit.__name__ for edit in t.EDITS} and min(done.values()) >= 20
 
@@ -213,18 +254,23 @@ def test_an_operation_lost_from_every_stream_and_from_resolved_is_found(archives
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("which", "traceless"), [("boundary", set()), ("boundary-instrumented", REDUNDANT)])
-def test_which_single_records_can_be_lost(archives: dict[str, Sealed], which: str, traceless: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("which", "traceless", "left"),
+    [("boundary", set(), set()), ("boundary-instrumented", REDUNDANT, LEFT_TO_CHECK)],
+)
+def test_which_single_records_can_be_lost(
+    archives: dict[str, Sealed], which: str, traceless: set[str], left: set[str]
+) -> None:
     sealed = archives[which]
     passed: defaultdict[int, set[str]] = defaultdict(set)
     for name, lines in streams(sealed):
         for at, line in enumerate(lines):
             found = resealed(sealed, name, lines[:at] + lines[at + 1 :])
-            for side, verdict in enumerate(found.verdicts):
+            for side, verdict in enumerate((found.verdicts[0], found.recomputed)):
                 if verdict == "pass":
                     passed[side].add(kind(line))
     assert passed[0] == traceless
-    assert passed[1] <= LEFT_TO_CHECK
+    assert passed[1] == left
 
 
 def test_files_that_may_not_go(archives: dict[str, Sealed]) -> None:
@@ -317,10 +363,13 @@ def test_a_log_that_was_edited_only_a_signature_shows(archives: dict[str, Sealed
 def test_a_disagreement_is_told(archives: dict[str, Sealed]) -> None:
     """Or all of the above would show nothing of `verify.py`."""
     sealed = archives["boundary"]
-    second, results = verify.judge(str(sealed.root)), judge(Archive.open(sealed.root)).results
-    assert disagreements(second, results) == []
-    flipped = [one.model_copy(update={"verdict": Verdict.FAIL}) if one.check == "coverage" else one for one in results]
-    assert [said.partition(":")[0] for said in disagreements(second, flipped)] == [
-        "coverage",
-        "verify.py passes what samestate check fails",
-    ]
+    second, check = verify.judge(str(sealed.root)), judge(Archive.open(sealed.root))
+    assert told(second, check) == []
+    for name in check.required:
+        flipped = [
+            one.model_copy(update={"verdict": Verdict.FAIL}) if one.check == name else one for one in check.results
+        ]
+        said = disagreements(second, flipped, check.required)
+        assert [one.partition(":")[0] for one in said] == [name, "verdict"]
+    fewer = second._replace(required=second.required[1:], not_recomputed=["layout"])
+    assert [one.partition(":")[0] for one in told(fewer, check)] == ["required", "not recomputed"]

@@ -28,6 +28,7 @@ from .conftest import reseal_folder, write_archive
 
 SOURCE = Path(verify.__file__)
 SCALAR = set(get_args(records.Scalar))
+SECTIONS = ("The second verifier", "What the checks ask")
 NAMES = {
     records.EngineGroup: "@engine_group",
     records.TransferGroup: "@transfer_group",
@@ -219,6 +220,21 @@ def test_analyzers_have_these_checks() -> None:
     assert verify.COVERED.keys() <= known
 
 
+@pytest.mark.parametrize("analyzer", ["boundary-v1", "local-hit-v1"])
+def test_of_these_plans_nothing_is_left_to_samestate(analyzer: str) -> None:
+    assert set(ANALYZERS[analyzer].checks) <= {"integrity", *verify.COVERED}
+
+
+def test_the_document_names_every_check_that_is_recomputed() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "archive-format.md").read_text(encoding="utf-8")
+    second, asked = (document.split(f"\n## {title}\n")[1].split("\n## ")[0] for title in SECTIONS)
+    for check in verify.COVERED:
+        assert f"**`{check}`**" in asked
+    for analyzer, decide in verify.ANALYZERS.items():
+        for check in (analyzer, *decide, *verify.CONDITIONAL[analyzer]):
+            assert f"`{check}`" in second
+
+
 # --- its JSON ---------------------------------------------------------------------------------------
 
 LINES = [
@@ -284,8 +300,13 @@ def test_canonical_is_that_of_rfc_8785(fields: dict[str, Any]) -> None:
     assert verify.canonical(fields) == rfc8785.dumps(fields)
 
 
-@pytest.mark.parametrize("value", [1.0, True, None, [], {}, 2**53])
-def test_what_no_seal_holds_has_no_canonical_form(value: Any) -> None:
+def test_canonical_all_the_way_down() -> None:
+    tree = {"b": [{"z": 1, "a": ["x", 2]}, []], "a": {}}
+    assert verify.canonical(tree) == rfc8785.dumps(tree)
+
+
+@pytest.mark.parametrize("value", [1.0, True, None, 2**53, [1.0], {"b": None}])
+def test_what_is_not_hashed_has_no_canonical_form(value: Any) -> None:
     with pytest.raises(ValueError, match="canonical form"):
         verify.canonical({"a": value})
 

@@ -220,6 +220,9 @@ class Silent:
 def run(name: str, out: Path, model: Path, control: Path, **options: str) -> Judgement:
     """A shipped plan with the dictionary inside the audit; one engine start."""
     plan = with_connector(load(name), "dictionary")
+    # It saves synchronously: every delay is a delay of the engine.
+    delay = min(plan.instruments.save_delay_ms, 50)
+    plan = plan.model_copy(update={"instruments": plan.instruments.model_copy(update={"save_delay_ms": delay})})
     plan = freeze(plan, source_sha256(plan.analyzer.id))
 
     def engine(spec: EngineSpec) -> Engine:

@@ -72,20 +72,22 @@ def run(clean_archive: Path, tiny_model: Path, tmp_path: Path) -> Run:
         options: dict[str, Scalar] | None = None,
         progress: Watching | None = None,
         servers: Servers | None = None,
+        name: str = "boundary",
+        control: Path = clean_archive,
         **more: Any,
     ) -> Archive:
         try:
             packages = ensure("lmcache", release)
         except ReleaseError as error:
             pytest.skip(f"the release cannot be had: {error}")
-        plan = with_connector(load("boundary"), "lmcache", release=release, options=options, **more)
+        plan = with_connector(load(name), "lmcache", release=release, options=options, **more)
         request = RunRequest(
             plan=freeze(plan, source_sha256(plan.analyzer.id)),
             model=tiny_model,
             out=tmp_path / "archive",
             make_engine=VllmEngine,
             fault=None,
-            control=clean_archive,
+            control=control,
             reference=None,
             serve_args=[],
             packages=packages,
@@ -124,6 +126,23 @@ def test_the_release_that_leaves_it_out_passes(run: Run) -> None:
     assert judgement.verdict is Verdict.PASS
     assert equal(judgement).startswith("36/36 generations equal")
     assert all(row.boundary == row.credited and min(row.rank_bytes) > 0 for row in judgement.table)
+
+
+def test_separate_object_groups_are_right_on_shared_prefixes(run: Run, shared_archive: Path) -> None:
+    judgement = judge(run("0.5.6", {"separate_object_groups": True}, name="shared-prefix", control=shared_archive))
+    assert judgement.verdict is Verdict.PASS, [found.message for one in judgement.results for found in one.findings]
+
+
+def test_the_default_object_group_restores_the_null_block(run: Run, shared_archive: Path) -> None:
+    """The prompts whose boundary no step had ended at, from their first token on; seen by four checks of their own."""
+    judgement = judge(run("0.5.6", name="shared-prefix", control=shared_archive))
+    assert judgement.verdict is Verdict.FAIL
+    failing = {result.check for result in judgement.results if result.verdict is Verdict.FAIL}
+    assert failing >= {"cold-equality", "provenance", "prefix-identity"}
+    wrong = {row.op for row in judgement.table if row.first_difference == 0}
+    assert {"two.1", "two.2", "one.1", "one.2"} <= wrong
+    codes = {found.code for result in judgement.results for found in result.findings}
+    assert codes >= {"null_block_saved", "state_never_computed", "tokens_differ"}
 
 
 def test_a_server_killed_in_the_middle_ends_the_run_and_nothing_passes(run: Run, tmp_path: Path) -> None:
