@@ -80,7 +80,9 @@ class Opinions(NamedTuple):
     def recomputed(self) -> str:
         """The worst that `verify.py` says of a required check."""
         found = {one.verdict for one in self.second.results if one.check in self.second.required}
-        return next(verdict for verdict in ("fail", "unknown", "not_exercised", "pass") if verdict in found)
+        return next(
+            (verdict for verdict in ("fail", "unknown", "not_exercised", "pass") if verdict in found), "unknown"
+        )
 
     def of(self, check: str) -> tuple[str, str]:
         (theirs,) = [one.verdict for one in self.second.results if one.check == check]

@@ -28,8 +28,8 @@ import re
 import struct
 from array import array
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import dropwhile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain, dropwhile
 from typing import Any, NamedTuple
 
 FORMAT = 1
@@ -182,23 +182,19 @@ def table(text: str) -> Fits:
     pairs = [field.partition(":")[::2] for field in text.split()]
     fields = {name.rstrip("="): fits(spec) for name, spec in pairs}
     needed = {name for name, _ in pairs if not name.endswith("=")}
-    return lambda value: (
-        type(value) is dict
-        and needed <= value.keys() <= fields.keys()
-        and all(fields[name](one) for name, one in value.items())
-    )
+
+    def is_one(value: Any) -> bool:
+        if type(value) is not dict or not needed <= value.keys() <= fields.keys():
+            return False
+        for name, one in value.items():  # noqa: SIM110  every line of every stream comes by here
+            if not fields[name](one):
+                return False
+        return True
+
+    return is_one
 
 
 IS_LINE, IS_SEAL, IS_PLAN, IS_RESOLVED = table(LINE), table(SEAL), table(PLAN), table(RESOLVED)
-
-
-def parse(data: bytes) -> Any:
-    """One JSON value, strictly. Raises ValueError (RecursionError for absurd depth)."""
-    text = data.decode("utf-8")
-    value = json.loads(text, parse_constant=no_number, parse_float=finite)
-    if "\\u" in text:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")  # refuses half a surrogate pair
-    return value
 
 
 def no_number(text: str) -> float:
@@ -210,8 +206,20 @@ def finite(text: str) -> float:
     return number if abs(number) < float("inf") else no_number(text)
 
 
+DECODER = json.JSONDecoder(parse_constant=no_number, parse_float=finite)
+
+
+def parse(data: bytes) -> Any:
+    """One JSON value, strictly. Raises ValueError (RecursionError for absurd depth)."""
+    text = data.decode("utf-8")
+    value = DECODER.decode(text)
+    if "\\u" in text:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # refuses half a surrogate pair
+    return value
+
+
 def canonical(value: Any) -> bytes:
-    """RFC 8785 for objects and lists of texts and integers. No float stands in what is hashed here, so none has a form."""
+    """RFC 8785 for objects, lists, texts and integers: no float stands in what is hashed here."""
     return json.dumps(ordered(value), ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
@@ -504,7 +512,7 @@ class Archive:
             self.attempt("attempts.jsonl")
         names = {name.split("/")[1] for name in self.names if in_arm(name)}
         self.arms = {name: self.arm(name) for name in sorted(names)}
-        self.damaged = {where.split("/")[1] for where, _ in self.defects if where.startswith("arms/")}
+        self.damaged = {where.split("/")[1] for where, _ in self.defects if re.match("arms/[^/]*/", where)}
 
     def defect(self, where: str, what: str) -> None:
         self.defects.append((shown(where), what))
@@ -859,13 +867,13 @@ class Question:
             self.known = self.matrix("", plan.get("lengths", ()), plan["output_tokens"])
             for series in plan.get("series", ()):
                 self.known += self.matrix(f"{series['name']}-", series["lengths"], series["output_tokens"])
-            for one in self.known:
-                self.by_id.setdefault(one.op, one)
         return self.known
 
     def operation(self, op: str) -> Operation:
-        """A planned operation; KeyError for any other."""
-        return self.by_id[op] if self.operations else self.by_id[op]
+        """A planned one."""
+        if not self.by_id:
+            self.by_id = {one.op: one for one in self.operations}
+        return self.by_id[op]
 
     def matrix(self, prefix: str, lengths: Sequence[str], outputs: int) -> list[Operation]:
         planned: dict[int, list[Operation]] = {}
@@ -1309,7 +1317,7 @@ def step_ends(arm: Arm, ops: list[str]) -> set[int] | None:
 def boundary(question: Question) -> Result:
     """Every reload restored the strict prefix on every rank, and was credited exactly that."""
     arm, findings = question.arm(CANDIDATE), list[Finding]()
-    absent = absent_rank(arm)
+    absent = lacking(arm, arm.ranks)
     if absent is not None:
         findings.append((UNKNOWN, f"rank {absent} never registered its cache"))
     reloads = question.generations("reload")
@@ -1318,11 +1326,11 @@ def boundary(question: Question) -> Result:
     return conclude("boundary", findings, len(reloads), f"{len(reloads)} reloads on {len(arm.ranks)} ranks")
 
 
-def absent_rank(arm: Arm) -> int | None:
-    """The first rank that should have registered and did not."""
+def lacking(arm: Arm, ranks: Collection[int]) -> int | None:
+    """A rank that is not among these, and registered or should have."""
     sizes = [arm.engine["tensor_parallel"] * arm.engine["pipeline_parallel"]]
     sizes += [registered["world_size"] for registered in arm.ranks.values()]
-    return next((rank for rank in range(max(sizes)) if rank not in arm.ranks), None)
+    return next((rank for rank in chain(arm.ranks, range(max(sizes))) if rank not in ranks), None)
 
 
 def farthest(loads: list[Load]) -> int | None:
@@ -1412,16 +1420,630 @@ def credited(n: int, c: int, rows: Rows, distinct: set[int], whole: bool) -> Ite
         yield UNKNOWN, f"only {computed} of the {n - p} prompt tokens from {p} on are in a recorded step"
 
 
+# --- plan, attempt and engines --------------------------------------------------------------------
+
+CONTROL_DECIDERS: dict[str, Any] = {
+    "engine": None,
+    "lengths": [],
+    "operations": [],
+    "prompts": [],
+    "template": None,
+    "output_tokens": None,
+    "series": [],
+    "seed": None,
+    "temperature": None,
+    "ignore_eos": None,
+}
+"""Fields of a plan that decide what its control computes, and what one that is not written stands for."""
+ENGINE_DEFAULTS: dict[str, Any] = {"serve_args": [], "core": "here"}
+ARM_DEFAULTS: dict[str, Any] = {"release": None, "options": {}, "repair": None, "follows": None, "service": "kept"}
+
+
+def plan_identity(question: Question) -> Result:
+    """What was planned, resolved and run is one thing, and no input shares a checkpoint with another."""
+    inputs = question.resolved["inputs"]
+    findings = [
+        *hashes(question),
+        *lenders(question),
+        *expansion(question),
+        *prompts(question),
+        *attempted(question),
+    ]
+    if question.plan["analyzer"]["source_sha256"] is None:
+        findings.append((UNKNOWN, "the plan was not frozen: it pins no analyzer source"))
+    return conclude("plan-identity", findings, len(inputs), f"{len(inputs)} inputs, {len(question.arms)} arms")
+
+
+def hashes(question: Question) -> Iterator[Finding]:
+    actual, resolved = question.archive.plan_sha256, question.resolved
+    for name, fields in (("attempts.jsonl", question.attempt.rec), ("resolved.json", resolved)):
+        if fields["plan_sha256"] != actual:
+            yield FAIL, f"{name} is of another plan ({fields['plan_sha256'][:12]})"
+    own = sha256(question.archive.read("resolved.json") or b"")
+    for arm in question.arms.values():
+        if not arm.all["plan_resolved"]:
+            yield UNKNOWN, f"arm {arm.name}: no plan_resolved record"
+        lent = arm.source_plan_sha256
+        due = own if lent is None else sha256(canonical({**resolved, "plan_sha256": lent}))
+        first = arm.all["operation_started"][:1]
+        for seen in arm.all["plan_resolved"]:
+            if seen.rec["resolved_sha256"] != due:
+                yield FAIL, f"arm {arm.name} ran another resolved.json ({seen.rec['resolved_sha256'][:12]})"
+            if any(one.process == seen.process and one.n < seen.n for one in first):
+                yield FAIL, f"arm {arm.name} resolved its plan after its first operation"
+
+
+def lenders(question: Question) -> Iterator[Finding]:
+    """An arm of another plan: that plan may lend it."""
+    plan = question.plan
+    for arm in question.arms.values():
+        lender = arm.source_plan
+        if arm.source_plan_sha256 is None:
+            continue
+        if lender is None:
+            yield UNKNOWN, f"arm {arm.name}: the plan that it was recorded under cannot be read"
+        elif lender["name"] not in (plan["name"], plan.get("control_from")):
+            yield FAIL, f"arm {arm.name} was recorded under plan {lender['name']}, which is not named"
+        else:
+            ours, theirs = deciders(plan), deciders(lender)
+            differing = [name for name in ours if ours[name] != theirs[name]]
+            if differing:
+                yield FAIL, f"arm {arm.name} was recorded under a plan with other {', '.join(differing)}"
+
+
+def deciders(plan: dict[str, Any]) -> dict[str, Any]:
+    """What decides a plan's control, whatever is left unwritten put in."""
+    found = {name: plan.get(name, default) for name, default in CONTROL_DECIDERS.items()}
+    found["engine"] = {**ENGINE_DEFAULTS, **plan["engine"]}
+    found["arms without a connector"] = [{**ARM_DEFAULTS, **arm} for arm in plan["arms"] if arm["connector"] == "none"]
+    return found
+
+
+def expansion(question: Question) -> Iterator[Finding]:
+    """`resolved.json` holds what the plan comes to at its C."""
+    resolved, planned = question.resolved, question.operations
+    if not question.plan["arms"]:
+        raise Missing("the plan has no arm")
+    roles = dict.fromkeys((one.case, one.role, one.tokens) for one in planned if one.role)
+    targets = [tokens for _, role, tokens in roles if role == "target"]
+    if resolved["lengths"] != targets:
+        yield FAIL, f"resolved.json has lengths {resolved['lengths']}, the plan gives {targets}"
+    if resolved["operations"] != [one.op for one in planned]:
+        yield FAIL, "resolved.json has other operations than the plan gives"
+    given = [(one["case"], one["role"], one["tokens"]) for one in resolved["inputs"]]
+    if set(given) != set(roles) or len(given) != len(roles):
+        yield FAIL, f"resolved.json names {len(given)} inputs, other than the {len(roles)} planned"
+
+
+def prompts(question: Question) -> Iterator[Finding]:
+    """Inputs are there as said, and no two have their first C tokens in common."""
+    c, owners = question.c, dict[tuple[int, ...], tuple[str, str]]()
+    for one in question.resolved["inputs"]:
+        name, ids = f"the {one['role']} of {one['case']}", question.archive.inputs.get(one["sha256"])
+        if ids is None:
+            yield UNKNOWN, f"inputs.json lacks {name}"
+            continue
+        if len(ids) != one["tokens"]:
+            yield FAIL, f"{name} has {len(ids)} tokens, resolved.json says {one['tokens']}"
+        mine = one["case"], one["role"]
+        if len(ids) >= c and owners.setdefault(tuple(ids[:c]), mine) != mine:
+            yield FAIL, f"{name} begins with a whole checkpoint interval of another input"
+
+
+def attempted(question: Question) -> Iterator[Finding]:
+    """Arms are live or imported as the attempt says, and their engines ran at C."""
+    live = question.attempt.rec["arms"]
+    seals = {
+        CONTROL: question.attempt.rec["control_seal_sha256"],
+        REFERENCE: question.attempt.rec["reference_seal_sha256"],
+    }
+    named = [*live, *(name for name, seal in seals.items() if seal)]
+    if len(set(named)) < len(named):
+        yield FAIL, f"the attempt names an arm twice, or as live and as imported: {', '.join(named)}"
+    for planned in question.plan["arms"]:
+        if planned["name"] not in named:
+            yield UNKNOWN, f"arm {planned['name']} is planned, and the attempt does not name it"
+    for name in named:
+        if name not in question.arms:
+            yield UNKNOWN, f"the attempt names arm {name}; it is not in the archive"
+    for arm in question.arms.values():
+        for seen in arm.all["engine_started"]:
+            if seen.rec["checkpoint_interval"] != question.c:
+                yield (
+                    FAIL,
+                    f"arm {arm.name} ran at C={seen.rec['checkpoint_interval']}, resolved.json says {question.c}",
+                )
+        if arm.name not in named:
+            yield FAIL, f"arm {arm.name} is in the archive and not in the attempt"
+            continue
+        seal = None if arm.name in live else seals[arm.name]
+        if seal and arm.source is None:
+            yield UNKNOWN, f"arm {arm.name} is imported, and its source's seal is gone"
+        elif arm.source != seal:
+            yield FAIL, f"arm {arm.name} has another source than the attempt says"
+
+
+SHAPE = (
+    "engine",
+    "max_model_len",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "data_parallel",
+    "decode_context_parallel",
+)
+
+
+def effective(arm: Arm) -> dict[str, Any]:
+    """Every setting, version and size that could make two engines compute differently."""
+    engine = arm.engine
+    found = {name: engine[name] for name in SHAPE}
+    found["eos_token_ids"] = str(sorted(engine["eos_token_ids"]))
+    found.update({f"versions.{name}": version for name, version in engine["versions"].items()})
+    found.update(engine["settings"])
+    return found
+
+
+def one_value(left: Any, right: Any) -> bool:
+    """1, 1.0 and true are three."""
+    return type(left) is type(right) and bool(left == right)
+
+
+def settings(question: Question) -> Result:
+    """Arms ran the planned engine, and the same one but for what the plan declares."""
+    plan, findings = question.plan, list[Finding]()
+    first = question.arm(plan["arms"][0]["name"])
+    due = effective(first)
+    declared = [*plan["differing_settings"], *(f"versions.{a['connector']}" for a in plan["arms"] if a.get("release"))]
+    for arm in question.arms.values():
+        actual = effective(arm)
+        for name in sorted(due.keys() | actual.keys()):
+            if any(name == one or name.startswith(f"{one}.") for one in declared):
+                continue
+            if name not in due or name not in actual or not one_value(due[name], actual[name]):
+                findings.append((FAIL, f"{name} is another in arm {arm.name} than in arm {first.name}"))
+        if arm.engine["data_parallel"] != 1:
+            findings.append((FAIL, f"arm {arm.name}: more than one engine (data_parallel)"))
+    for planned in plan["arms"]:
+        arm = question.arm(planned["name"])
+        if (arm.engine["connector"] is None) != (planned["connector"] == "none"):
+            said = arm.engine["connector"] or "none"
+            findings.append((FAIL, f"arm {arm.name}: connector {said}, planned {planned['connector']}"))
+        findings += in_force(arm, plan["engine"]["settings"])
+    return conclude("settings", findings, len(first.engine["settings"]), f"{len(due)} settings and versions")
+
+
+def in_force(arm: Arm, planned: dict[str, Any]) -> Iterator[Finding]:
+    for reported, actual in effective(arm).items():
+        section, _, name = reported.rpartition(".")
+        if name not in planned or planned[name] == "auto":
+            continue
+        if (section == "" or re.fullmatch(r"[^.]*_config", section, re.DOTALL)) and not one_value(
+            plain(planned[name]), plain(actual)
+        ):
+            yield FAIL, f"arm {arm.name}: {reported} is {actual!r}, the plan sets {planned[name]!r}"
+
+
+def plain(value: Any) -> Any:
+    """A dtype without the library that it is named after."""
+    return value[len("torch.") :] if type(value) is str and value.startswith("torch.") else value
+
+
+def preemptions(question: Question) -> Result:
+    findings, examined = list[Finding](), 0
+    for arm in question.planned_arms:
+        for one in question.operations:
+            examined += 1
+            counted = arm.counter(one.op, PREEMPTIONS)
+            if counted is None:
+                findings.append((UNKNOWN, f"arm {arm.name}: {one.op}: {PREEMPTIONS} cannot be read"))
+            elif counted:
+                findings.append((FAIL, f"arm {arm.name}: {one.op}: {counted:.0f} preemptions"))
+        findings += [(FAIL, f"arm {arm.name}: request {one} was preempted") for one in sorted(arm.preempted)]
+    return conclude("preemptions", findings, examined, f"{examined} operations")
+
+
+# --- outputs that can show something --------------------------------------------------------------
+
+MIN_DISTINCT = 4
+
+
+def eos_absent(question: Question) -> Result:
+    findings, examined = list[Finding](), 0
+    for arm in question.arms.values():
+        known = set(arm.engine["eos_token_ids"])
+        if not known:
+            findings.append((UNKNOWN, f"arm {arm.name}: the engine names no end-of-sequence id"))
+        for one in question.generations():
+            output = arm.output(one.op)
+            if output is None:
+                findings.append((UNKNOWN, f"arm {arm.name}: {one.op} has no output"))
+                continue
+            examined += 1
+            if not known.isdisjoint(output["token_ids"]):
+                findings.append((FAIL, f"arm {arm.name}: {one.op} holds an end-of-sequence id"))
+    return conclude("eos-absent", findings, examined, f"{examined} generations")
+
+
+def non_vacuity(question: Question) -> Result:
+    """Something was reused, by the candidate alone, and outputs depend on their prompts."""
+    candidate, findings = question.arm(CANDIDATE), list[Finding]()
+    if question.plan["analyzer"]["id"] == "local-hit-v1":
+        checked, _ = repeats(question)
+        hits = [one for one in checked if (rows := candidate.schedule(one.op)) and rows[0].start]
+        if not hits:
+            findings.append((UNKNOWN, "no repeat hit the local cache: nothing was tested"))
+    else:
+        loads = [load for one in question.generations("reload") for load in loads_of(candidate, one.op)]
+        if not any(load.bytes for load in loads):
+            findings.append((UNKNOWN, "no reload of the candidate moved a byte: nothing was tested"))
+        control = question.arm(CONTROL)
+        findings += [(UNKNOWN, f"the control loaded for request {request}") for request in control.loads]
+        for one in question.generations():
+            if control.counter(one.op, EXTERNAL_HITS):
+                findings.append((UNKNOWN, f"the control counts external hits in {one.op}"))
+    examined = 0
+    for arm in question.planned_arms:
+        outputs: set[tuple[int, ...]] = set()
+        for one in question.generations():
+            output = arm.output(one.op)
+            if output is None:
+                continue
+            examined += 1
+            outputs.add(tuple(output["token_ids"]))
+            short = one.outputs < MIN_DISTINCT <= question.plan["output_tokens"]
+            if len(set(output["token_ids"])) < MIN_DISTINCT and not short:
+                findings.append((UNKNOWN, f"arm {arm.name}: {one.op} has fewer than {MIN_DISTINCT} distinct tokens"))
+        if len(outputs) <= 1 < len({(one.case, one.role) for one in question.generations()}):
+            findings.append((UNKNOWN, f"arm {arm.name}: outputs do not depend on the prompt"))
+    return conclude("non-vacuity", findings, examined, f"{examined} generations")
+
+
+def loads_of(arm: Arm, op: str) -> list[Load]:
+    output = arm.output(op)
+    return [load for mine in arm.loads.get(output["request"], {}).values() for load in mine] if output else []
+
+
+# --- transfers ------------------------------------------------------------------------------------
+
+ONLY_LAST = ("SlidingWindow", "ChunkedLocal")
+"""Specs that need the last pages of a prefix alone."""
+
+
+class Tables:
+    """What one rank registered, by index."""
+
+    def __init__(self, registered: dict[str, Any]) -> None:
+        self.groups = {group["group"]: group for group in registered["transfer_groups"]}
+        self.engine_groups = {group["group"]: group for group in registered["engine_groups"]}
+
+    def blocks(self, part: dict[str, Any]) -> range:
+        """Indices, in the request's block table, of the blocks that a part moves."""
+        group = self.groups.get(part["group"])
+        return (
+            range(part["first_block"], part["first_block"] + part["pages"] // group["entries"]) if group else range(0)
+        )
+
+    def size(self, part: dict[str, Any], name: str) -> Iterator[Finding]:
+        """A part moves the bytes and pages of whole blocks."""
+        group = self.groups.get(part["group"])
+        if group is None:
+            return
+        due = len(self.blocks(part)) * group["bytes_per_block"]
+        if part["bytes"] != due or part["pages"] % group["entries"]:
+            yield FAIL, f"{name} moves {part['bytes']} bytes of group {part['group']}, {part['pages']} pages are {due}"
+
+    def missing(self, index: int, parts: list[dict[str, Any]], local: int, b: int) -> list[int]:
+        """Blocks of a transfer group that [local, b) needs and no part moves."""
+        group = self.engine_groups.get(self.groups[index]["engine_group"])
+        if group is None:
+            return []
+        last = b // group["tokens_per_block"] - 1
+        state = group["entry_kind"] in ("recurrent", "conv") or any(word in group["spec"] for word in ONLY_LAST)
+        moved = [self.blocks(part) for part in parts if part["group"] == index]
+        due = range(last if state else local // group["tokens_per_block"], last + 1)
+        return [block for block in due if block >= 0 and not any(block in blocks for blocks in moved)]
+
+
+def transfers(question: Question) -> Result:
+    """Every reload came from the external cache on every rank, by all sources, and every save was completed."""
+    arm, findings = question.arm(CANDIDATE), list[Finding]()
+    tables = {rank: Tables(registered) for rank, registered in arm.ranks.items()}
+    twins = same_prompts(arm)
+    reloads = question.generations("reload")
+    for one in reloads:
+        output = arm.output(one.op)
+        request = output["request"] if output else ""
+        loads = arm.loads.get(request, {}) if output else {}
+        absent = lacking(arm, loads)
+        if absent is not None:
+            findings.append((UNKNOWN, f"{one.op}: rank {absent} records no load"))
+        local = arm.local(request) if output else 0
+        for rank, mine in loads.items():
+            name = f"{one.op}: rank {rank}"
+            findings += [finding for load in mine for finding in moved_all(load, name)]
+            if rank in tables:
+                findings += parts_fit(tables[rank], mine, name, local, one.tokens)
+                findings += saved_before(arm, tables[rank], rank, mine, twins.get(one.op, ()), name)
+        for lookup in arm.lookups.get(request, ()) if output else ():
+            if lookup["local_tokens"]:
+                findings.append((UNKNOWN, f"{one.op}: {lookup['local_tokens']} tokens were still in the local cache"))
+            if lookup["salt"]:
+                findings.append((FAIL, f"{one.op}: the lookup was salted"))
+        findings += external_hits(question, arm, one.op, local)
+    for planned in question.planned_arms:
+        findings += credits(question, planned)
+    for name in (CONTROL, CANDIDATE):
+        findings += resets(question, question.arm(name))
+    findings += saves(arm, tables)
+    return conclude("transfers", findings, len(reloads), f"{len(reloads)} reloads, {arm.submitted} saves")
+
+
+def same_prompts(arm: Arm) -> dict[str, list[str]]:
+    """By operation: the requests that answered one with its prompt."""
+    said = {seen.rec["op"]: seen.rec["prompt_sha256"] for seen in arm.all["operation_started"]}
+    requests: dict[str, list[str]] = defaultdict(list)
+    for op, prompt in said.items():
+        requests[prompt] += [seen.rec["request"] for seen in arm.by_op.get(("operation_output", op), ())]
+    return {op: requests[prompt] for op, prompt in said.items() if prompt is not None}
+
+
+def moved_all(load: Load, name: str) -> Iterator[Finding]:
+    """A load was completed, and moved what it described."""
+    if load.done is None or not load.done["ok"]:
+        yield UNKNOWN, f"{name}: load {load.rec['job']} was not completed well"
+    elif not load.done["bytes"]:
+        yield UNKNOWN, f"{name}: load {load.rec['job']} reports no bytes"
+    elif load.done["bytes"] != sum(part["bytes"] for part in load.rec["parts"]):
+        yield FAIL, f"{name}: load {load.rec['job']} moved {load.done['bytes']} bytes, and describes others"
+
+
+def parts_fit(tables: Tables, loads: list[Load], name: str, local: int, n: int) -> Iterator[Finding]:
+    parts = [part for load in loads for part in load.rec["parts"]]
+    for part in parts:
+        yield from tables.size(part, f"{name}: a load")
+    b = farthest(loads)
+    if b is None or b > n:
+        return
+    for group in tables.groups:
+        missing = tables.missing(group, parts, local, b)
+        if missing:
+            yield UNKNOWN, f"{name}: {len(missing)} blocks of group {group} that [0, {b}) needs are in no part"
+
+
+def saved_before(
+    arm: Arm, tables: Tables, rank: int, loads: list[Load], requests: Sequence[str], name: str
+) -> Iterator[Finding]:
+    """Every loaded block was moved by a save of the same prompt that was completed before."""
+    done = [saved for request in requests for saved in arm.saves.get((rank, request), ())]
+    for load in loads:
+        saved = {(one.part["group"], block) for one in done if one.n < load.n for block in tables.blocks(one.part)}
+        blocks = [(part["group"], block) for part in load.rec["parts"] for block in tables.blocks(part)]
+        absent = [block for block in blocks if block not in saved]
+        if absent:
+            yield UNKNOWN, f"{name}: no completed save of {len(absent)} of the {len(blocks)} loaded blocks before"
+
+
+def external_hits(question: Question, arm: Arm, op: str, local: int) -> Iterator[Finding]:
+    hits, rows = arm.counter(op, EXTERNAL_HITS), arm.schedule(op)
+    if hits is None or hits <= 0:
+        yield UNKNOWN, f"{op}: {EXTERNAL_HITS} cannot be read, or counts nothing"
+    elif rows and hits != rows[0].start - local:
+        short = FAIL if question.archive.whole(CANDIDATE) else UNKNOWN
+        yield short, f"{op}: the engine counts {hits:.0f} external tokens, {rows[0].start} are credited"
+
+
+def credits(question: Question, arm: Arm) -> Iterator[Finding]:
+    """p, by the answer, the lookup and the allocation of every generation."""
+    short = FAIL if question.archive.whole(arm.name) else UNKNOWN
+    for one in question.generations():
+        output, rows = arm.output(one.op), arm.schedule(one.op)
+        if output is None or not rows:
+            continue
+        name, p, request = f"arm {arm.name}: {one.op}", rows[0].start, output["request"]
+        if output["cached_tokens"] != p:
+            verdict = UNKNOWN if output["cached_tokens"] is None else short
+            yield verdict, f"{name}: the engine answers {output['cached_tokens']} cached tokens, {p} are credited"
+        if not arm.connected:
+            continue
+        answered = [lookup for lookup in arm.lookups.get(request, ()) if lookup["matched_tokens"] is not None]
+        if not answered:
+            yield UNKNOWN, f"{name}: no lookup was answered"
+        for last in answered[-1:]:
+            if last["local_tokens"] + last["matched_tokens"] != p:
+                yield short, f"{name}: the lookup found another number of tokens than the {p} credited"
+            if last["queried_tokens"] != one.tokens and request not in arm.preempted:
+                yield FAIL, f"{name}: the lookup was for {last['queried_tokens']} tokens, the prompt has {one.tokens}"
+        if one.name != "reload":
+            continue
+        allocated = [given["external_tokens"] for given in arm.allocated.get(request, ())]
+        if not allocated:
+            yield UNKNOWN, f"{name}: no allocation for its load is recorded"
+        elif max(allocated) != p - arm.local(request):
+            yield short, f"{name}: blocks were allocated for {max(allocated)} external tokens, {p} are credited"
+
+
+def resets(question: Question, arm: Arm) -> Iterator[Finding]:
+    """The local cache was dropped before each reload, and missed."""
+    for one in question.operations:
+        if one.name == "reload":
+            hits = arm.counter(one.op, LOCAL_HITS)
+            if hits is None or hits:
+                yield UNKNOWN, f"arm {arm.name}: {one.op}: the local miss is not proven ({LOCAL_HITS}: {hits})"
+        if one.name == "reset":
+            given = [seen.rec for seen in arm.by_op.get(("cache_reset", one.op), ())]
+            if not given:
+                yield UNKNOWN, f"arm {arm.name}: {one.op} is not recorded"
+            if any(not (rec["local_reset"] and rec["external_kept"] and rec["running_kept"]) for rec in given):
+                yield UNKNOWN, f"arm {arm.name}: {one.op} did not reset the local cache alone"
+
+
+def saves(arm: Arm, tables: dict[int, Tables]) -> Iterator[Finding]:
+    if not arm.submitted:
+        yield UNKNOWN, f"arm {arm.name} records no save"
+    lone = len(arm.open_saves) + arm.unpaired
+    for count, what in ((lone, "saves unpaired"), (arm.failed, "saves failed"), (arm.stray_loads, "loads unpaired")):
+        if count:
+            yield UNKNOWN, f"arm {arm.name}: {count} {what}"
+    for (rank, request), done in arm.saves.items():
+        if rank in tables:
+            for one in done:
+                yield from tables[rank].size(one.part, f"rank {rank}: a save of request {request}")
+
+
+# --- beside the engine ----------------------------------------------------------------------------
+
+
+def intervention(question: Question) -> Result:
+    """Repairs and releases are those that were planned, and one repair is the same everywhere."""
+    check, planned = "intervention", {arm["name"]: arm for arm in question.plan["arms"]}
+    arms = question.arms.values()
+    asked = any(arm.get("repair") or arm.get("release") for arm in planned.values())
+    if not asked and not any(arm.all["intervention_applied"] for arm in arms):
+        return conclude(check, [(NOT_EXERCISED, "no repair and no release is planned, no repair is recorded")], 0, "")
+    findings, replaced = list[Finding](), dict[str, set[tuple[str, str, str]]]()
+    for arm in arms:
+        mine = planned.get(arm.name, {})
+        findings += repairs(arm, mine.get("repair"))
+        for seen in arm.all["intervention_applied"]:
+            functions = {(one["module"], one["qualname"], one["source_sha256"]) for one in seen.rec["functions"]}
+            if not functions:
+                findings.append((FAIL, f"arm {arm.name}: repair {seen.rec['name']} replaced no function"))
+            if replaced.setdefault(seen.rec["name"], functions) != functions:
+                findings.append((FAIL, f"arm {arm.name}: repair {seen.rec['name']} replaced others than elsewhere"))
+        if mine.get("release"):
+            version = arm.engine["versions"].get(mine["connector"])
+            if version != mine["release"]:
+                said = f"arm {arm.name}: {mine['connector']} {version}, planned {mine['release']}"
+                findings.append((UNKNOWN if version is None else FAIL, said))
+    return conclude(check, findings, len(arms), f"{len(arms)} arms")
+
+
+def repairs(arm: Arm, planned: str | None) -> Iterator[Finding]:
+    applied = arm.all["intervention_applied"]
+    for seen in applied:
+        if seen.rec["name"] != planned:
+            yield FAIL, f"arm {arm.name}: repair {seen.rec['name']} was applied, planned {planned or 'none'}"
+    if not planned:
+        return
+    schedulers = [process for process in arm.processes if process.startswith("scheduler")]
+    if not schedulers:
+        yield UNKNOWN, f"arm {arm.name}: no scheduler's stream is recorded"
+    for process in schedulers:
+        times = sum(seen.process == process for seen in applied)
+        if times != 1:
+            yield (FAIL if times else UNKNOWN), f"arm {arm.name}: {process} records {times} repairs, planned 1"
+
+
+def services(question: Question) -> Result:
+    """The server beside an engine was there from beginning to end, and carried over as planned."""
+    check, planned = "services", {arm["name"]: arm for arm in question.plan["arms"]}
+    findings, examined = list[Finding](), 0
+    for arm in question.arms.values():
+        plan, starts, ends = planned.get(arm.name), arm.all["service_started"], arm.all["service_stopped"]
+        if starts or ends or (plan and plan["connector"] == "lmcache"):
+            examined += 1
+            findings += served(f"arm {arm.name}", plan, starts, ends)
+    if not examined:
+        findings.append((NOT_EXERCISED, "no arm needs a server beside its engine, and none is recorded"))
+    return conclude(check, findings, examined, f"{examined} arms with a server")
+
+
+def served(name: str, plan: dict[str, Any] | None, starts: list[Seen], ends: list[Seen]) -> Iterator[Finding]:
+    if plan is None or plan["connector"] == "none":
+        yield FAIL, f"{name}: a server is recorded, and none is planned"
+        return
+    for what, records in (("start", starts), ("end", ends)):
+        if len(records) != 1:
+            yield (FAIL if records else UNKNOWN), f"{name}: its server has {len(records)} {what}s, planned 1"
+    kept = plan.get("follows") is not None and plan.get("service", "kept") == "kept"
+    for seen in starts:
+        if seen.rec["continues"] != kept:
+            yield FAIL, f"{name}: its server {'was not' if kept else 'was'} there already"
+        if plan.get("release") and seen.rec["version"] != plan["release"]:
+            yield FAIL, f"{name}: its server is of {seen.rec['version']}, planned {plan['release']}"
+    if not all(seen.rec["alive"] for seen in ends):
+        yield UNKNOWN, f"{name}: its server no longer answered when the last operation was over"
+
+
+# --- reuse within the engine's own cache ----------------------------------------------------------
+
+
+def block_size(question: Question) -> Result:
+    """Steps end where recurrent pages do."""
+    arm, c, findings, examined = question.arm(CANDIDATE), question.c, list[Finding](), 0
+    for seen in arm.all["scheduler_configured"]:
+        groups, size = seen.rec["engine_groups"], seen.rec["block_size"]
+        examined += len(groups)
+        recurrent = [group["tokens_per_block"] for group in groups if group["entry_kind"] == "recurrent"]
+        if any(size % kept for kept in recurrent):
+            findings.append((FAIL, f"steps end at multiples of {size}, recurrent groups keep theirs at {recurrent}"))
+        largest = max(recurrent or [group["tokens_per_block"] for group in groups], default=c)
+        if largest != c:
+            findings.append((FAIL, f"C is {c} in resolved.json, the scheduler's groups have blocks of {largest}"))
+    if not arm.all["scheduler_configured"]:
+        findings.append((UNKNOWN, "no scheduler_configured record: sizes are not known"))
+    return conclude("block-size", findings, examined, f"{examined} groups, C={c}")
+
+
+def local_hits(question: Question) -> Result:
+    """What was hit, by the schedule, the answer and the counter; at the first repeat as at later ones."""
+    arm, findings = question.arm(CANDIDATE), list[Finding]()
+    checked, aligned = repeats(question)
+    cases: dict[str, list[Repeat]] = {}
+    for one in checked:
+        cases.setdefault(one.case, []).append(one)
+        findings += hit(arm, one, aligned)
+    for same in cases.values():
+        cold = arm.schedule(same[0].earlier[0])
+        if cold and cold[0].start:
+            findings.append((UNKNOWN, f"{same[0].earlier[0]} should compute everything and starts at {cold[0].start}"))
+        hits = [rows[0].start for rows in map(arm.schedule, (one.op for one in same)) if rows]
+        if len(hits) < len(same):
+            continue
+        if hits[0] < max(hits):
+            findings.append((FAIL, f"{same[0].op} hit {hits[0]} tokens, a later repeat {max(hits)}"))
+        elif not max(hits) and same[0].n > arm.engine["checkpoint_interval"]:
+            findings.append((UNKNOWN, f"{same[0].case}: no repeat hit anything"))
+    return conclude("local-hits", findings, len(checked), f"{len(checked)} repeats")
+
+
+def hit(arm: Arm, one: Repeat, aligned: bool) -> Iterator[Finding]:
+    rows, output = arm.schedule(one.op), arm.output(one.op)
+    if not rows or output is None:
+        yield UNKNOWN, f"{one.op}: no step or no output is recorded"
+        return
+    p = rows[0].start
+    for name, value in (("cached_tokens", output["cached_tokens"]), (LOCAL_HITS, arm.counter(one.op, LOCAL_HITS))):
+        if value != p:
+            yield (UNKNOWN if value is None else FAIL), f"{one.op}: starts at {p}, and {name} says {value}"
+    if aligned and p:
+        ends = step_ends(arm, one.earlier)
+        if ends is None:
+            yield UNKNOWN, f"{one.op}: hit of {p}, and not every earlier step of this prompt is recorded"
+        elif p not in ends:
+            yield FAIL, f"{one.op}: hit of {p}, and no step of this prompt ended there"
+
+
 # --- the verdict ----------------------------------------------------------------------------------
 
 COVERED: dict[str, Callable[[Question], Result]] = {
     "coverage": coverage,
+    "plan-identity": plan_identity,
+    "settings": settings,
     "geometry": geometry,
     "paired-equality": paired_equality,
     "reload-equality": reload_equality,
-    "local-equality": local_equality,
     "boundary": boundary,
+    "transfers": transfers,
+    "block-size": block_size,
+    "local-equality": local_equality,
+    "local-hits": local_hits,
+    "preemptions": preemptions,
+    "eos-absent": eos_absent,
+    "non-vacuity": non_vacuity,
     "controls-equal": controls_equal,
+    "intervention": intervention,
+    "services": services,
 }
 """Besides integrity."""
 COMMON = ("integrity", "coverage", "plan-identity", "settings", "preemptions", "eos-absent", "non-vacuity")
@@ -1457,7 +2079,11 @@ class Judgement(NamedTuple):
     seal_sha256: str | None
     plan_sha256: str | None
     results: list[Result]
+    required: list[str]
     not_recomputed: list[str]
+    """Required checks that are not among the results."""
+    not_compared: str = ""
+    """What decides nothing here, and something there."""
 
 
 def judge(root: str) -> Judgement:
@@ -1466,32 +2092,34 @@ def judge(root: str) -> Judgement:
         archive = Archive(root)
     except NewerFormat as error:
         refused = Result("integrity", UNKNOWN, "a newer format: nothing is judged", [(UNKNOWN, str(error))])
-        return Judgement(UNKNOWN, refused.summary, None, None, None, [refused], [])
+        return Judgement(UNKNOWN, refused.summary, None, None, None, [refused], [], [])
     plan, results, question = archive.plan, [integrity(archive)], Question(archive)
+    seals = archive.seal_sha256, archive.plan_sha256
     if plan is None:
         results += [run(check, question) for check in ("coverage", "boundary")]
-        return Judgement(UNKNOWN, "no plan", None, archive.seal_sha256, archive.plan_sha256, results, [])
-    analyzer = plan["analyzer"]["id"]
-    decide, where = ANALYZERS.get(analyzer, ("integrity",)), CONDITIONAL.get(analyzer, ())
-    required = [*decide, *where, *plan["required_checks"]]
-    beyond = [check for check in plan["required_checks"] if check not in decide and check not in where]
-    uncovered = f"required and unknown here: {', '.join(beyond)}" if beyond else ""
-    if analyzer not in ANALYZERS:
-        uncovered = f"analyzer {analyzer} is not covered"
-    elif plan.get("scenario") or plan.get("prompts"):
-        uncovered = "scenarios are not covered"
-    else:
-        due = [check for check in COVERED if check in decide or (check in where and REFERENCE in archive.arms)]
-        results += [run(check, question) for check in due]
-    left = [check for check in dict.fromkeys(required) if check not in COVERED and check != "integrity"]
-    verdicts = [result.verdict for result in results]
-    if FAIL in verdicts:
+        return Judgement(UNKNOWN, "no plan", None, *seals, results, [], [])
+    analyzer, pin = plan["analyzer"]["id"], plan["analyzer"]["source_sha256"]
+    if analyzer not in ANALYZERS or plan.get("scenario") or plan.get("prompts"):
+        why = f"analyzer {analyzer} is not covered" if analyzer not in ANALYZERS else "scenarios are not covered"
+        required = list(dict.fromkeys(["integrity", *plan["required_checks"]]))
+        return Judgement(UNKNOWN, why, analyzer, *seals, results, required, required[1:])
+    floor, conditional = ANALYZERS[analyzer], CONDITIONAL[analyzer]
+    results += [run(check, question) for check in COVERED if check in floor or check in conditional]
+    verdicts = {result.check: result.verdict for result in results}
+    come_up = [check for check in conditional if verdicts[check] != NOT_EXERCISED and check != "controls-equal"]
+    if "controls-equal" in conditional and REFERENCE in archive.arms:
+        come_up.append("controls-equal")
+    required = list(dict.fromkeys([*floor, *plan["required_checks"], *come_up]))
+    left = [check for check in required if check not in verdicts]
+    decisive = [verdicts[check] for check in required if check in verdicts]
+    if FAIL in decisive:
         verdict, why = FAIL, "positive contrary evidence"
-    elif uncovered or verdicts != [PASS] * len(verdicts):
-        verdict, why = UNKNOWN, uncovered or "evidence is missing"
+    elif left or set(decisive) != {PASS}:
+        verdict, why = UNKNOWN, "required checks were not recomputed" if left else "evidence is missing"
     else:
-        verdict, why = PASS, "of what is recomputed here"
-    return Judgement(verdict, why, analyzer, archive.seal_sha256, archive.plan_sha256, results, left)
+        verdict, why = PASS, "every required check was recomputed and passes"
+    pinned = f"the analyzer source that the plan pins ({pin[:12]})" if pin else ""
+    return Judgement(verdict, why, analyzer, *seals, results, required, left, pinned)
 
 
 def run(check: str, question: Question) -> Result:
@@ -1512,7 +2140,9 @@ def report(judgement: Judgement, most: int = 5) -> Iterator[str]:
         if len(result.findings) > most:
             yield f"  and {len(result.findings) - most} more"
     if judgement.not_recomputed:
-        yield f"not recomputed   {', '.join(judgement.not_recomputed)}"
+        yield f"not recomputed   {shown(', '.join(judgement.not_recomputed))}"
+    if judgement.not_compared:
+        yield f"not compared     {judgement.not_compared}"
     yield f"verdict          {judgement.verdict}: {shown(judgement.why)}"
 
 
