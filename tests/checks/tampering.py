@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -184,3 +185,76 @@ def sealed(files: Files) -> Files:
         "wall_time": "2026-01-01T00:00:00.000Z",
     }
     return {**kept, "SHA256SUMS": sums, "seal.json": canonical({**seal, "self_sha256": sha256(canonical(seal))})}
+
+
+def _value(chance: Random, old: Any) -> Any:
+    """Another value, mostly of the same type."""
+    if isinstance(old, bool):
+        return not old
+    if isinstance(old, int | float):
+        return chance.choice([0, 1, old + 1, old - 1, old + 16, old - 16, 16, 2 * old, None, float(old)])
+    if isinstance(old, list) and old:
+        at = chance.randrange(len(old))
+        return chance.choice([old[:at] + old[at + 1 :], [*old, old[at]], old[::-1], []])
+    if isinstance(old, dict) and old:
+        gone = chance.choice(sorted(old))
+        return {name: value for name, value in old.items() if name != gone}
+    return chance.choice(["", "x", "control", "candidate", "N32.cold", "N32.reload", "connector", 0, None])
+
+
+def _inside(chance: Random, tree: Any) -> Any:
+    """The same with one value somewhere in it changed."""
+    if isinstance(tree, dict | list) and tree and chance.random() < 0.85:
+        at = chance.choice(sorted(tree)) if isinstance(tree, dict) else chance.randrange(len(tree))
+        changed = tree.copy()
+        changed[at] = _inside(chance, tree[at])
+        return changed
+    return _value(chance, tree)
+
+
+def _record(chance: Random, files: Files) -> str:
+    """A value of a record changed, a record lost, doubled, moved or taken from another place; chained anew."""
+    name = _any(chance, files, ".jsonl")
+    lines = records(files[name])
+    # Kinds are as likely as each other, or only steps would ever be changed.
+    kind = chance.choice(sorted({line["rec"]["kind"] for line in lines}))
+    at = chance.choice([at for at, line in enumerate(lines) if line["rec"]["kind"] == kind])
+    what = chance.choice(["changed", "changed", "changed", "changed", "lost", "doubled", "moved", "replaced"])
+    said = json.dumps(lines[at]["rec"])
+    if what == "changed":
+        lines[at]["rec"] = {**_inside(chance, lines[at]["rec"]), "kind": kind}
+    elif what == "lost":
+        del lines[at]
+    elif what == "doubled":
+        lines.insert(at, lines[at])
+    elif what == "moved":
+        lines.insert(chance.randrange(len(lines)), lines.pop(at))
+    else:
+        lines[at]["rec"] = chance.choice(lines)["rec"]
+    for before, line in pairwise(lines):
+        line["t_ns"] = max(before["t_ns"], line["t_ns"])
+    files[name] = stream(lines)
+    return f"{name}:{at} {what}: {said}"
+
+
+def _document(chance: Random, files: Files) -> str:
+    """A value of the plan, of what was resolved, or of the inputs changed."""
+    name = chance.choice(["plan.json", "plan.json", "resolved.json", "resolved.json", "inputs.json"])
+    before = json.loads(files[name])
+    files[name] = canonical(_inside(chance, before))
+    return f"{name} changed"
+
+
+def _renamed(chance: Random, files: Files) -> str:
+    """An arm, or a stream of one, under another name, or gone."""
+    name = _any(chance, files, ".jsonl")
+    new = chance.choice(["scheduler-2", "scheduler", "worker-1", "client", ""])
+    folder = name.rpartition("/")[0]
+    data = files.pop(name)
+    if new and folder:
+        files[f"{folder}/{new}.jsonl"] = data
+    return f"{name} became {new or 'nothing'}"
+
+
+RESEALED: list[Edit] = [_record] * 12 + [_document] * 3 + [_renamed]
+"""Edits after which everything is sealed again."""

@@ -24,6 +24,8 @@ from samestate.plans.model import Plan
 from . import builder as b
 from . import tampering as t
 from .agreement import disagreements, told
+from .test_beside import beside
+from .test_local_hit import recorded as local_hit_run
 
 pytestmark = pytest.mark.tamper
 
@@ -273,6 +275,44 @@ def test_which_single_records_can_be_lost(
                     passed[side].add(kind(line))
     assert passed[0] == traceless
     assert passed[1] == left
+
+
+AGREE = {"boundary": 250, "boundary-instrumented": 150, "lent": 150, "repaired": 250, "local-hit": 250}
+"""Random edits of each archive, sealed again: whatever they do, the two say the same."""
+
+
+@pytest.fixture(scope="module")
+def others(archives: dict[str, Sealed], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sealed]:
+    """Archives with an arm of another plan, with a repair, a release and a server, and of repeats in one engine."""
+    folder = tmp_path_factory.mktemp("others")
+    plan = _small(b.small_plan()).model_copy(update={"name": "borrower", "control_from": "boundary"})
+    lent = b.imported(b.build(plan, arms=("candidate",)), control=Archive.open(archives["boundary"].root))
+    repaired = beside("strict-prefix", "0.5.5")
+    repeats = local_hit_run(folder / "recorded", "1250", "1500")
+    written = [
+        run.write(folder / name) for name, run in (("lent", lent), ("repaired", repaired), ("local-hit", repeats))
+    ]
+    return archives | {one.root.name: Sealed(one.root, t.read(one.root)) for one in written}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", AGREE)
+def test_of_any_archive_that_is_sealed_the_two_say_the_same(others: dict[str, Sealed], which: str) -> None:
+    sealed, chance = others[which], Random(which)
+    untouched = opinions(sealed, sealed.files)
+    assert (untouched.verdicts[0], untouched.recomputed) == ("pass", "pass")
+    said: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for _ in range(AGREE[which]):
+        files = dict(sealed.files)
+        what = chance.choice(t.RESEALED)(chance, files)
+        try:
+            found = opinions(sealed, t.sealed(files))
+        except AssertionError as error:
+            raise AssertionError(what) from error
+        for one in found.second.results:
+            said[one.check][one.verdict] += 1
+    for check in set(untouched.second.required) & said.keys():
+        assert len(said[check]) > 1, f"no edit touched {check}"
 
 
 def test_files_that_may_not_go(archives: dict[str, Sealed]) -> None:
