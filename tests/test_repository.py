@@ -76,7 +76,7 @@ def fault_of(command: str) -> str | None:
         case [".ci/run"]:
             return None if (ROOT / ".ci/run").stat().st_mode & 0o100 else ".ci/run is not executable"
         case (
-            ["pip", "install", "samestate"]
+            ["pip", "install", "." | ".[sign]"]
             | ["vllm", "serve", *_]
             | ["python", "-m", "vllm.entrypoints.openai.api_server", *_]
         ):

@@ -192,7 +192,7 @@ def _value(chance: Random, old: Any) -> Any:
     if isinstance(old, bool):
         return not old
     if isinstance(old, int | float):
-        return chance.choice([0, 1, old + 1, old - 1, old + 16, old - 16, 16, 2 * old, None, float(old)])
+        return chance.choice([0, 1, old + 1, old - 1, old + 16, old - 16, 16, 2 * old, None])
     if isinstance(old, list) and old:
         at = chance.randrange(len(old))
         return chance.choice([old[:at] + old[at + 1 :], [*old, old[at]], old[::-1], []])

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from pytest import TempPathFactory
 
+from checks.agreement import compared
 from samestate.cli import commands
 
 Command = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def second_opinion() -> Iterator[None]:
+    """Every archive that is judged is judged by `verify.py` too: the two must agree."""
+    with compared():
+        yield
 
 
 @pytest.fixture(scope="session")

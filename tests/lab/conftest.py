@@ -1,16 +1,24 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from checks.agreement import compared
 from samestate.checks.analyzers import source_sha256
 from samestate.engines.sim import SimEngine
 from samestate.lab.run import RunRequest
 from samestate.plans.load import freeze, load
 from samestate.plans.model import Plan
+
+
+@pytest.fixture(autouse=True)
+def second_opinion() -> Iterator[None]:
+    """Every archive that is judged is judged by `verify.py` too: the two must agree."""
+    with compared():
+        yield
 
 
 @pytest.fixture

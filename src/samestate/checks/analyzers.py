@@ -58,6 +58,8 @@ _REMARKS = {"known.py", "remarks.py", "claim.py", "claims.py", "written.py"}
 _WHERE_IT_COMES_UP = (equality.CONTROLS, beside.INTERVENTION, beside.SERVICES)
 """Checks of a reference, a repair, a release or a server, which most runs have not: not exercised there."""
 
+HOST_LMCACHE = "HostLMCacheConnector"
+
 Comparison = Literal["paired_live", "candidate_vs_archived", "within_one_arm"]
 
 
@@ -240,6 +242,11 @@ def _limitations(history: History, analyzer: Analyzer) -> list[str]:
     found = (
         ["No model ran: the engine was the simulated one, and the checkpoint only lent its name."] if simulated else []
     )
+    if any(seen.rec.connector == HOST_LMCACHE for arm in history.arms.values() for seen in arm.engines):
+        found.append(
+            f"LMCache's connector ran inside {HOST_LMCACHE} (samestate's): on CPU platforms that changes how pages are "
+            "registered with LMCache's server; on CUDA it adds nothing."
+        )
     found += ["Checks recompute results from recorded evidence; they are no second implementation of the engine."]
     if prefix_identity.CHECK in analyzer.checks and any(arm.pages.transfers for arm in history.arms.values()):
         found.append("Digests show which bytes a page held, not that the model reads the page at that address.")

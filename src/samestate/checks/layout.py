@@ -140,7 +140,10 @@ def _expected(one: RankLayout, expected: ExpectedLayout | None, place: Place) ->
         ("entries", len(one.entries), expected.entries),
     ):
         if count != planned:
-            message = f"rank {place.rank} registered {count} {what}, the plan expects {planned}"
+            message = (
+                f"rank {place.rank} registered {count} {what}, the plan expects {planned} (for another model set "
+                "expected_layout in a copy of the plan)"
+            )
             yield unknown("layout_drift", message, place, [one.seen.where])
 
 

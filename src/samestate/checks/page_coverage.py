@@ -37,6 +37,8 @@ def page_coverage(history: History) -> CheckResult:
     findings += [*_vacuous(history.candidates[-1].name, layouts, counts.filled | lost)] if layouts else []
     entries = sum(len(layout.entries) for layout in layouts.values())
     summary = f"{len(counts.filled)}/{entries} entries of {len(layouts)} rank(s) loaded non-zero bytes"
+    if lost:
+        summary += f"; pages of {len(lost)} arrived zero"
     return conclude(CHECK, findings, unit=PAGE_ROWS, examined=counts.examined, summary=summary)
 
 

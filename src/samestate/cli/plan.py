@@ -96,11 +96,15 @@ def _require_known(field: str, what: str, name: str, known: list[str]) -> None:
 
 def _describe(plan: Plan) -> Table:
     work, settings = workload(plan), plan.engine.settings
+    whose = "in all arms" if plan.scenario else "an arm"
+    longest = {plan.output_tokens, *(step.output_tokens for step in plan.scenario if step.output_tokens)}
+    longest |= {series.output_tokens for series in plan.series}
+    each = f"{min(longest)} to {max(longest)}" if len(longest) > 1 else f"{plan.output_tokens}"
     facts = {
         "question": plan.question,
         "engine starts": f"{work.engine_starts} ({', '.join(f'{arm.name}: {arm.connector}' for arm in plan.arms)})",
-        "operations": f"{work.operations} an arm: {work.generations} generations, {work.resets} resets",
-        "output tokens": f"{work.output_tokens:,} an arm, {plan.output_tokens} a generation",
+        "operations": f"{work.operations} {whose}: {work.generations} generations, {work.resets} resets",
+        "output tokens": f"{work.output_tokens:,} {whose}, {each} a generation",
         "inputs": f"{work.distinct_inputs} distinct, template {plan.template}",
         "each case": ", ".join(plan.operations),
         "lengths": ", ".join(plan.lengths),

@@ -68,6 +68,9 @@ def run(
     chosen = _choose_plan(plan, model, serve_args, delay_saves, choice)
     if fault is not None and fault not in FAULTS:
         raise Failure(f"--fault: no fault {fault!r}{nearest(fault, FAULTS)}; known: {', '.join(FAULTS)}")
+    if engine == "sim" and fault is not None and fault not in SimEngine.conducts:
+        has = ", ".join(SimEngine.conducts)
+        raise Failure(f"--fault: the simulated engine has only {has}; choose that or leave out --engine sim")
     if control is not None and reference is not None:
         raise Failure("--control and --reference exclude each other; with --control no control runs live")
     for option, archive in (("--control", control), ("--reference", reference)):

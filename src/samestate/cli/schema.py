@@ -25,7 +25,18 @@ SCHEMAS: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
 def schema_of(name: str) -> dict[str, Any]:
     """The schema called `name`, one of `SCHEMAS`."""
     title, make = SCHEMAS[name]
-    return {"$schema": DIALECT, **make(), "title": f"samestate: {title}, format {FORMAT}"}
+    made: dict[str, Any] = _portable(make())
+    return {"$schema": DIALECT, **made, "title": f"samestate: {title}, format {FORMAT}"}
+
+
+def _portable(tree: Any) -> Any:
+    r"""Patterns as ECMA-262 has them, which JSON Schema asks for: there ``$`` is what ``\Z`` is in Python."""
+    if isinstance(tree, dict):
+        return {
+            key: value.replace(r"\Z", "$") if key == "pattern" and isinstance(value, str) else _portable(value)
+            for key, value in tree.items()
+        }
+    return [_portable(part) for part in tree] if isinstance(tree, list) else tree
 
 
 @click.command("schema")

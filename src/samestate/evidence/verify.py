@@ -863,7 +863,7 @@ class Question:
     @property
     def operations(self) -> list[Operation]:
         if self.known is None:
-            plan = self.plan
+            plan, _ = self.plan, self.c  # even where no length needs it
             self.known = self.matrix("", plan.get("lengths", ()), plan["output_tokens"])
             for series in plan.get("series", ()):
                 self.known += self.matrix(f"{series['name']}-", series["lengths"], series["output_tokens"])

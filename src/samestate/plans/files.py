@@ -23,7 +23,8 @@ def read_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise PlanError(f"{path}: cannot be read ({error.strerror}); check the file's permissions") from None
+        remedy = "check the path" if isinstance(error, FileNotFoundError) else "check the file's permissions"
+        raise PlanError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
     if len(data) > MAX_BYTES:
         raise PlanError(f"{path}: is larger than {MAX_BYTES // 1024} KiB, so it is no plan; name a plan file")
     return data

@@ -18,8 +18,8 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 def _no_boolean(value: object) -> object:
-    """To a Literal, true is 1 and false is 0."""
-    if isinstance(value, bool):
+    """To a Literal, true and 1.0 are 1, false and 0.0 are 0."""
+    if isinstance(value, bool | float):
         raise PydanticKnownError("int_type")
     return value
 

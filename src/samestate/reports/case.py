@@ -21,7 +21,7 @@ from samestate.evidence import records as r
 from samestate.evidence.archive import Archive
 from samestate.evidence.canonical import token_digest
 from samestate.evidence.text import printable
-from samestate.plans.load import load, shipped
+from samestate.plans.load import load, shipped, with_connector
 from samestate.plans.model import Plan
 from samestate.reports.case_readme import readme
 
@@ -289,6 +289,7 @@ def _about(
         "analyzer": {"id": judgement.analyzer, "source_sha256": judgement.analyzer_sha256},
         "plan": {
             "shipped_as": known,
+            "connector": _connector(plan),
             "sha256": judgement.plan_sha256,
             "kind": "scenario" if plan.scenario else "matrix",
             "lengths": [plain(length) for length in plan.lengths],
@@ -332,11 +333,26 @@ def _engine(arm: ArmHistory, plan: Plan, name: str) -> dict[str, Any]:
     return about
 
 
+def _connector(plan: Plan) -> dict[str, Any] | None:
+    """What was asked of the connector, where that is not vLLM's own; texts only where they are one plain word."""
+    arm = next((arm for arm in plan.arms if arm.connector not in ("none", "native")), None)
+    if arm is None:
+        return None
+    options = {name: plain(value) for name, value in arm.options.items()}
+    return {"name": arm.connector, "release": plain(arm.release), "options": options, "repair": arm.repair}
+
+
 def _shipped(plan: Plan) -> str | None:
-    """The name of the shipped plan that this one is, freezing and another checkpoint apart."""
+    """The name of the shipped plan that this one is, freezing, another checkpoint and the connector apart."""
     if plan.name not in shipped():
         return None
     known = load(plan.name)
+    connected = next((arm for arm in plan.arms if arm.connector != "none"), None)
+    if connected is not None:
+        options = dict(connected.options)
+        known = with_connector(
+            known, connected.connector, release=connected.release, options=options, repair=connected.repair
+        )
     pin = plan.analyzer.model_copy(update={"source_sha256": None})
     engine = plan.engine.model_copy(update={"model": known.engine.model})
     return plan.name if plan.model_copy(update={"analyzer": pin, "engine": engine}) == known else None

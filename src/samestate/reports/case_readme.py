@@ -38,7 +38,6 @@ def readme(about: dict[str, Any], judgement: Judgement, *, redact_tokens: bool) 
         "## Reproduce",
         "",
         "```console",
-        "$ pip install samestate",
         f"$ {_command(about)}",
         "$ samestate check ARCHIVE",
         "```",
@@ -70,7 +69,21 @@ def _command(about: dict[str, Any]) -> str:
     model = "" if about["model"]["name"] != "external" else " --model CHECKPOINT"
     fault = f" --fault {about['fault_injected']}" if about["fault_injected"] else ""
     engine = " --engine sim" if any(arm.get("engine") == "sim" for arm in about["arms"].values()) else ""
-    return f"samestate run {about['plan']['shipped_as'] or 'PLAN.yaml'}{model}{engine}{fault} --out ARCHIVE"
+    plan = about["plan"]["shipped_as"] or "PLAN.yaml"
+    return f"samestate run {plan}{model}{engine}{_connector(about['plan']['connector'])}{fault} --out ARCHIVE"
+
+
+def _connector(asked: dict[str, Any] | None) -> str:
+    if asked is None:
+        return ""
+    words = [f" --connector {asked['name']}"]
+    words += [f" --lmcache-version {asked['release']}"] if asked["release"] else []
+    words += [f" --connector-option {name}={_said(value)}" for name, value in asked["options"].items()]
+    return "".join([*words, f" --repair {asked['repair']}"] if asked["repair"] else words)
+
+
+def _said(value: object) -> str:
+    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
 def _differs(about: dict[str, Any]) -> list[str]:
