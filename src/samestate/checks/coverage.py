@@ -65,7 +65,8 @@ class _Arm:
         yield from self._sequence()
         for index, seen in enumerate(self.arm.started):
             if seen.rec.op in self._planned:
-                later = (one.n for one in self.arm.started[index + 1 :] if not self._together(seen, one))
+                after = (self.arm.started[at] for at in range(index + 1, len(self.arm.started)))
+                later = (one.n for one in after if not self._together(seen, one))
                 yield from self._operation(seen, next(later, None))
         yield from self._strays()
         yield from self._requests()

@@ -24,6 +24,9 @@ def traces(history: History, arm: ArmHistory) -> Iterator[Finding]:
         message = f"arm {arm.name}: no scheduler_configured record: what its scheduler had is not known"
         yield unknown("missing_scheduler", message, Place(arm=arm.name))
     yield from _counters(history, arm)
+    starts: dict[str, list[int]] = {}
+    for seen in arm.started:
+        starts.setdefault(seen.rec.op, []).append(seen.t_ns)
     for case, op in history.generations(arm=arm.name):
         output = arm.output(op.op)
         if output is None:
@@ -35,7 +38,7 @@ def traces(history: History, arm: ArmHistory) -> Iterator[Finding]:
             yield (fail if reason else unknown)("wrong_finish", message, place, [output.where])
         if arm.connected:
             yield from _connector(arm, op.op, output.rec.request, place)
-        yield from _times(arm, op.op, output.rec.request, place)
+        yield from _times(arm, op.op, starts.get(op.op, []), output.rec.request, place)
 
 
 def _counters(history: History, arm: ArmHistory) -> Iterator[Finding]:
@@ -74,8 +77,7 @@ def _connector(arm: ArmHistory, op: str, request: str, place: Place) -> Iterator
         yield unknown("missing_assignment", message, place)
 
 
-def _times(arm: ArmHistory, op: str, request: str, place: Place) -> Iterator[Finding]:
-    starts = [seen.t_ns for seen in arm.started if seen.rec.op == op]
+def _times(arm: ArmHistory, op: str, starts: list[int], request: str, place: Place) -> Iterator[Finding]:
     ends = [seen.t_ns for seen in arm.ends.get(op, ())]
     if len(starts) != 1 or len(ends) != 1:
         return
