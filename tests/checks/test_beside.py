@@ -188,3 +188,33 @@ def test_an_arm_that_follows_finds_the_server_as_planned(
     run.plan = run.plan.model_copy(update={"arms": arms})
     b.edit(run.client(), r.ServiceStarted, {"continues": continues})
     assert b.codes(run.judge(tmp_path / "a"), SERVICES) == codes
+
+
+def test_a_server_that_was_not_there_while_the_engine_worked_fails(tmp_path: Path) -> None:
+    """Its end stands before the first operation."""
+    run = beside()
+    client = run.client()
+    client.insert(1, client.pop())
+    finding = b.only(run.judge(tmp_path / "a"), SERVICES)
+    assert (finding.code, finding.verdict) == ("service_misplaced", Verdict.FAIL)
+    late = beside()
+    late.client().insert(-1, late.client().pop(0))
+    assert b.only(late.judge(tmp_path / "b"), SERVICES).code == "service_misplaced"
+
+
+def test_a_server_beside_a_connector_that_has_none_fails(tmp_path: Path) -> None:
+    run = beside()
+    arms = [run.plan.arms[0], run.plan.arms[1].model_copy(update={"connector": "native"})]
+    run.plan = run.plan.model_copy(update={"arms": arms})
+    assert b.only(run.judge(tmp_path / "a"), SERVICES).code == "unplanned_service"
+
+
+@pytest.mark.parametrize(("ran", "codes"), [(True, []), (False, ["wrong_option"]), (None, ["wrong_option"])])
+def test_a_server_runs_with_the_planned_options(tmp_path: Path, ran: bool | None, codes: list[str]) -> None:
+    run = beside()
+    options = {"separate-object-groups": True, "lmcache.mp.mq_timeout": 5}
+    arms = [run.plan.arms[0], run.plan.arms[1].model_copy(update={"options": options})]
+    run.plan = run.plan.model_copy(update={"arms": arms})
+    given = {} if ran is None else {"separate_object_groups": ran}
+    b.edit(run.client(), r.ServiceStarted, {"options": given})
+    assert b.codes(run.judge(tmp_path / "a"), SERVICES) == codes

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from samestate.checks.base import Verdict
+from samestate.engines.base import ResetResult
+from samestate.engines.sim import SimEngine
 from samestate.evidence import records as r
 from samestate.plans.model import Plan
 
@@ -169,3 +172,55 @@ def test_every_arm_that_plans_it_must_reuse(tmp_path: Path) -> None:
     judgement = s.recorded(s.relay(), tmp_path).judge(tmp_path / "a")
     assert judgement.verdict is Verdict.UNKNOWN
     assert b.only(judgement, "non-vacuity").place.arm == "candidate-2", "the third reuses what it computed itself"
+
+
+class Keeping(SimEngine):
+    """Its second reset of the local cache is confirmed and does nothing."""
+
+    resets = 0
+
+    def reset_local_cache(self) -> ResetResult:
+        self.resets += 1
+        before = dict(self._pool._by_key), dict(self._pool._key_of)
+        done = super().reset_local_cache()
+        if self._connected and self.resets > 1:
+            self._pool._by_key, self._pool._key_of = before
+        return done
+
+
+def test_a_reset_that_leaves_state_behind_is_unknown_whatever_was_planned(tmp_path: Path) -> None:
+    """Confirmed by the engine; the next prompts hit locally all the same, and their path is up to the engine."""
+    scenario = [
+        s.step("trunk", path="cold"),
+        s.RESET,
+        s.step("trunk"),
+        s.RESET,
+        s.step("one"),
+        s.RESET,
+        s.step("trunk"),
+    ]
+    finding = b.only(s.recorded(s.small(scenario), tmp_path, Keeping).judge(tmp_path / "a"), CHECK)
+    assert (finding.code, finding.verdict, finding.place.op) == ("stale_local", Verdict.UNKNOWN, "trunk.3")
+    right = s.recorded(s.small(scenario), tmp_path / "right").judge(tmp_path / "b")
+    assert right.verdict is Verdict.PASS
+
+
+def test_a_load_beside_a_local_hit_is_unknown(run: b.Run, tmp_path: Path) -> None:
+    """`trunk.3` takes all of p from the local cache, says every source; and its pages were loaded."""
+    local, loaded, worker = s.request(run, "trunk.3"), s.request(run, "trunk.2"), run.worker()
+    (job,) = [rec.job for rec in worker if isinstance(rec, r.LoadSubmitted) and rec.request == loaded]
+    asked = run.scheduler().index(next(x for x in run.scheduler() if isinstance(x, r.Lookup) and x.request == local))
+    phase = sum(isinstance(record, b.Mark) for record in run.scheduler()[:asked])
+    again: list[r.Record] = []
+    for rec in worker:
+        if isinstance(rec, r.LoadCompleted) and rec.job == job:
+            again.append(msgspec.structs.replace(rec, job=999))
+        elif isinstance(rec, r.LoadSubmitted | r.PagesDigested) and rec.job == job and rec.request == loaded:
+            again.append(msgspec.structs.replace(rec, job=999, request=local))
+    pause = b.Mark(advance_ns=0)
+    run.scheduler()[asked + 1 : asked + 1] = [pause, pause]
+    for records, put in ((worker, [pause, *again, pause]), (run.client(), [pause, pause])):
+        marks = [at for at, record in enumerate(records) if isinstance(record, b.Mark)]
+        records[marks[phase] : marks[phase]] = put
+    finding = b.only(run.judge(tmp_path / "a"), CHECK)
+    assert (finding.code, finding.verdict, finding.place.op) == ("load_not_credited", Verdict.UNKNOWN, "trunk.3")

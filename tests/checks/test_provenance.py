@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -185,3 +186,26 @@ def test_scheduler_and_connector_must_agree(run: b.Run, tmp_path: Path) -> None:
     assert isinstance(rec, r.BatchScheduled)
     records[index] = msgspec.structs.replace(rec, rows=[msgspec.structs.replace(rec.rows[0], scheduled=5)])
     assert [finding.code for finding in found(run, tmp_path / "a")] == ["sources_disagree"]
+
+
+def without_groups(run: b.Run) -> None:
+    b.edit(run.scheduler(), r.SchedulerConfigured, {"engine_groups": []})
+
+
+def without_mode(run: b.Run) -> None:
+    for arm in ("control", "candidate"):
+        (engine,) = [rec for rec in run.scheduler(arm) if isinstance(rec, r.EngineStarted)]
+        settings = {name: value for name, value in engine.settings.items() if not name.endswith("mamba_cache_mode")}
+        b.edit(run.scheduler(arm), r.EngineStarted, {"settings": settings})
+
+
+@pytest.mark.parametrize(("lose", "code"), [(without_groups, "groups_disagree"), (without_mode, "not_recorded")])
+def test_where_states_are_kept_must_be_known(
+    run: b.Run, tmp_path: Path, lose: Callable[[b.Run], None], code: str
+) -> None:
+    """A state that no step ended at must not pass because a record of groups or of the cache mode is missing."""
+    s.prefill(run, "trunk.1", [0, TOP - 5, s.TRUNK])
+    lose(run)
+    judgement = run.judge(tmp_path / "a")
+    assert b.only(judgement, CHECK).code == code
+    assert judgement.verdict is Verdict.UNKNOWN

@@ -81,6 +81,12 @@ def test_an_unknown_option_is_one_line(lmcache_package: Path, option: dict[str, 
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["host", "port", "server_urls", "autostart", "autostart.server_args"])
+def test_the_engine_cannot_be_sent_to_another_server(lmcache_package: Path, name: str) -> None:
+    with pytest.raises(ServiceError, match="the engine is told of the server that is started; remove it"):
+        require_known({f"lmcache.mp.{name}": "elsewhere"}, lmcache_package)
+
+
 def test_known_options_are_none_of_its_business(lmcache_package: Path) -> None:
     options: dict[str, Scalar] = {"chunk-size": 5, "no_separate_object_groups": True, "lmcache.mp.mq_timeout": 3}
     require_known(options, lmcache_package)

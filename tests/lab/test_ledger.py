@@ -13,7 +13,7 @@ from samestate.engines.sim import SimEngine
 from samestate.evidence.archive import Archive
 from samestate.evidence.records import AttemptEnded, AttemptStarted, EngineStarted, Outcome
 from samestate.lab.errors import RunError
-from samestate.lab.ledger import Ledger
+from samestate.lab.ledger import Ledger, Spent
 from samestate.lab.run import RunRequest, run_plan
 from samestate.plans.load import plan_sha256
 from samestate.plans.model import Plan
@@ -113,3 +113,22 @@ def test_a_failure_after_the_first_request_is_spent(
         run_plan(request_for(small, make_engine=Dies, ledger=ledger), progress)
     with pytest.raises(RunError, match="allows 1 attempt"):
         run_plan(request_for(small, out="again", ledger=ledger), progress)
+
+
+def test_two_runs_at_one_moment_do_not_spend_more_than_is_allowed(
+    small: Plan, lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other run begins when this one has counted what was spent."""
+    mine, other = (Ledger(lock, plan_sha256(small), allowed=1) for _ in range(2))
+    count, begun = mine._spent, list[int]()
+
+    def counted() -> list[Spent]:
+        spent = count()
+        begun.append(other.spend("other"))
+        return spent
+
+    monkeypatch.setattr(mine, "_spent", counted)
+    with pytest.raises(RunError, match="another run began an attempt at this moment"):
+        mine.spend("mine")
+    assert begun == [1]
+    assert [path.name for path in mine.folder.iterdir()] == ["0001.json"]

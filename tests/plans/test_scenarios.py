@@ -167,6 +167,14 @@ def test_more_shared_than_there_is(tmp_path: Path) -> None:
         shared_lengths(plan, 16)
 
 
+def test_a_prompt_that_is_another_one(tmp_path: Path) -> None:
+    """Its run would fail: two inputs of one digest."""
+    twin = "  - {name: twin, tokens: C+5, shares: branch, shared: C+5}\n"
+    text = _text().replace("scenario:\n", f"{twin}scenario:\n  - {{prompts: [twin]}}\n", 1)
+    with pytest.raises(PlanError, match=r"prompts\[3\].shared: at C=16 'twin' is 'stem' token for token"):
+        shared_lengths(_load(tmp_path, text), 16)
+
+
 def test_shipped_scenarios_have_lengths_at_their_block_size() -> None:
     for plan in map(load, shipped()):
         size = plan.engine.settings.get("block_size")

@@ -11,7 +11,7 @@ from samestate.checks.base import CheckResult, Finding, Place, Verdict
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.seen import Seen
 from samestate.checks.verdicts import conclude, fail, unknown
-from samestate.evidence.records import InterventionApplied
+from samestate.evidence.records import InterventionApplied, OperationEnded, OperationStarted, Scalar
 from samestate.plans.model import ArmPlan
 
 INTERVENTION = "intervention"
@@ -127,7 +127,7 @@ def services(history: History) -> CheckResult:
 
 def _service(arm: ArmHistory, plan: ArmPlan | None) -> Iterator[Finding]:
     place = Place(arm=arm.name)
-    if plan is None or plan.connector == "none":
+    if plan is None or plan.connector not in SERVED:
         wheres = [seen.where for seen in arm.services] + [seen.where for seen in arm.services_over]
         yield fail("unplanned_service", f"arm {arm.name}: a server is recorded, and none is planned", place, wheres)
         return
@@ -150,10 +150,40 @@ def _service(arm: ArmHistory, plan: ArmPlan | None) -> Iterator[Finding]:
                 f"arm {arm.name}: its server is {started.rec.service} {started.rec.version}, planned {plan.release}"
             )
             yield fail("wrong_release", message, place, [started.where])
+        told = {name.replace("-", "_"): value for name, value in plan.options.items()}
+        for name, value in sorted(told.items()):
+            if name.startswith("lmcache."):  # the connector's, not the server's
+                continue
+            if name not in started.rec.options or _differ(started.rec.options[name], value):
+                ran = repr(started.rec.options[name]) if name in started.rec.options else "not recorded"
+                message = f"arm {arm.name}: its server's option {name} is {ran}, planned {value!r}"
+                yield fail("wrong_option", message, place, [started.where])
+    yield from _around(arm, place)
     for over in arm.services_over:
         if not over.rec.alive:
             message = f"arm {arm.name}: its server no longer answered when the last operation was over"
             yield unknown("service_died", message, place, [over.where])
+
+
+def _around(arm: ArmHistory, place: Place) -> Iterator[Finding]:
+    """Start and end stand around the arm's operations, in the client's stream."""
+    seens: list[Seen[OperationStarted] | Seen[OperationEnded]] = [*arm.started]
+    seens += [seen for of_op in arm.ends.values() for seen in of_op]
+    for started in arm.services:
+        late = next((seen for seen in arm.started if seen.n < started.n), None)
+        if late is not None:
+            message = f"arm {arm.name}: its server is recorded as started after operation {late.rec.op} began"
+            yield fail("service_misplaced", message, place, [started.where, late.where])
+    for over in arm.services_over:
+        early = next((seen for seen in seens if seen.n > over.n), None)
+        if early is not None:
+            message = f"arm {arm.name}: its server is recorded as over before operation {early.rec.op} was"
+            yield fail("service_misplaced", message, place, [over.where, early.where])
+
+
+def _differ(left: Scalar, right: Scalar) -> bool:
+    """1, 1.0 and True are three values."""
+    return type(left) is not type(right) or left != right
 
 
 def _not_exercised(check: str, message: str) -> CheckResult:

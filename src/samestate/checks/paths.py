@@ -13,6 +13,7 @@ from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.continuation import control_reused, with_varied_outputs
 from samestate.checks.credit import Credit
 from samestate.checks.history import CONTROL, ArmHistory, History
+from samestate.checks.prefixes import Prefixes
 from samestate.checks.scenario import Generation, generations
 from samestate.checks.transfers import confirmed, rank_bytes
 from samestate.checks.verdicts import conclude, fail, unknown
@@ -32,6 +33,8 @@ def paths(history: History) -> CheckResult:
     findings += other
     for one in checked:
         findings += _sources(history, one)
+    for arm in history.candidates:
+        findings += _left_over(history, arm, [one for one in checked if one.arm.name == arm.name])
     for _, unit in groupby(checked, key=lambda one: (one.arm.name, one.op.together or one.op.op)):
         findings += _counters(history, list(unit))
     taken = [one.path for one in checked if one.arm.name != CONTROL]
@@ -52,6 +55,38 @@ def _path(one: Generation) -> Iterator[Finding]:
             f"external): the {one.op.path} path was not exercised"
         )
         yield unknown("path_not_taken", message, one.place, [one.first.where])
+
+
+def _left_over(history: History, arm: ArmHistory, checked: list[Generation]) -> Iterator[Finding]:
+    """What is local was computed or loaded since the engine's start or the last reset: a reset may leave state behind.
+
+    And whoever took nothing from outside loads nothing.
+    """
+    prefixes = Prefixes(history, arm)
+    planned = {one.op.op: one for one in checked}
+    since: list[Generation] = []
+    for op in [op for case in history.cases(arm.name) for op in case.operations]:
+        if op.name is OperationName.RESET:
+            since = []
+            continue
+        one = planned[op.op]
+        company = [other for other in checked if op.together and other.op.together == op.together and other != one]
+        if one.local and not any(_held(prefixes, one, other) for other in [*since, *company]):
+            message = (
+                f"{one.name}: {one.local} tokens local, and no request since the last reset or the engine's start "
+                "that begins so had reached them: the local cache was not empty"
+            )
+            yield unknown("stale_local", message, one.place, [one.first.where] if one.first else [])
+        loads = [load for of_rank in one.loads.values() for load in of_rank]
+        if loads and one.external == 0 and one.request not in arm.preempted:
+            message = f"{one.name}: it was {one.path}, no token external, and {len(loads)} loads of it are recorded"
+            yield unknown("load_not_credited", message, one.place, [load.submitted.where for load in loads])
+        since.append(one)
+
+
+def _held(prefixes: Prefixes, one: Generation, other: Generation) -> bool:
+    reached = max((row.end for row in other.schedule or ()), default=0)
+    return reached >= (one.local or 0) and prefixes.shared(one.request or "", other.request or "", one.local or 0)
 
 
 def _sources(history: History, one: Generation) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from samestate.checks.prefixes import Prefixes
 from samestate.checks.scenario import Generation, generations
 from samestate.checks.transfers import load_done
 from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.evidence.records import EngineGroup, EntryKind
 
 CHECK = "provenance"
 IMPOSSIBLE = {
@@ -57,9 +58,34 @@ def impossible(history: History) -> set[tuple[str, str]]:
 def _sizes_known(history: History) -> Iterator[Finding]:
     """Whether a kernel saves states within steps decides where states are: not to know it is not to judge."""
     for arm in history.candidates:
+        place = Place(arm=arm.name)
         if not arm.schedulers:
             message = f"arm {arm.name}: no scheduler_configured record: where states are kept is not known"
-            yield unknown("not_recorded", message, Place(arm=arm.name))
+            yield unknown("not_recorded", message, place)
+        registered = {(rank, _recurrent(seen.rec.engine_groups), seen.where) for rank, seen in arm.ranks.items()}
+        for seen in arm.schedulers:
+            groups = _recurrent(seen.rec.engine_groups)
+            for rank, others, where in sorted(registered):
+                if groups != others:
+                    message = (
+                        f"arm {arm.name}: recurrent groups are {_said(groups)} to the scheduler and {_said(others)} "
+                        f"to rank {rank}: where states are kept is not known"
+                    )
+                    yield unknown("groups_disagree", message, place, [seen.where, where])
+        recurrent = any(_recurrent(seen.rec.engine_groups) for seen in arm.schedulers)
+        if recurrent and "cache_config.mamba_cache_mode" not in arm.engine.rec.settings:
+            message = (
+                f"arm {arm.name}: no cache_config.mamba_cache_mode is recorded: where states are kept is not known"
+            )
+            yield unknown("not_recorded", message, place, [arm.engine.where])
+
+
+def _recurrent(groups: Sequence[EngineGroup]) -> tuple[int, ...]:
+    return tuple(sorted(group.group for group in groups if group.entry_kind is EntryKind.RECURRENT))
+
+
+def _said(groups: tuple[int, ...]) -> str:
+    return ", ".join(map(str, groups)) or "none"
 
 
 class _Origins:

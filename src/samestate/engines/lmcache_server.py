@@ -42,6 +42,8 @@ DATA_DIR = "{data_dir}"
 """In an option's value: a folder that outlives a restart of the server."""
 
 _OURS = {"host", "port", "http_host", "http_port"}
+_OURS_IN_ENGINE = {"lmcache.mp.host", "lmcache.mp.port", "lmcache.mp.server_urls", "lmcache.mp.autostart"}
+"""Any of them would lead the engine to another server than the one that is started, watched and recorded."""
 _MODULE = "samestate.engines.children.lmcache_server"
 _SEGMENT = re.compile(r"/dev/shm/(?:torch|lmcache_kv)_(\d+)_")
 
@@ -69,6 +71,9 @@ def require_known(options: Mapping[str, Scalar], packages: Path | None) -> None:
     connector, server = split(options)
     for name in sorted(_OURS & server.keys()):
         raise ServiceError(f"option {name}: addresses are found at each start; remove it")
+    for name in sorted(connector):
+        if name in _OURS_IN_ENGINE or name.startswith("lmcache.mp.autostart."):
+            raise ServiceError(f"option {name}: the engine is told of the server that is started; remove it")
     if server:
         known = _server_options(packages)
         for name, value in server.items():

@@ -1943,13 +1943,14 @@ def services(question: Question) -> Result:
         if starts or ends or (plan and plan["connector"] == "lmcache"):
             examined += 1
             findings += served(f"arm {arm.name}", plan, starts, ends)
+            findings += around(f"arm {arm.name}", arm, starts, ends)
     if not examined:
         findings.append((NOT_EXERCISED, "no arm needs a server beside its engine, and none is recorded"))
     return conclude(check, findings, examined, f"{examined} arms with a server")
 
 
 def served(name: str, plan: dict[str, Any] | None, starts: list[Seen], ends: list[Seen]) -> Iterator[Finding]:
-    if plan is None or plan["connector"] == "none":
+    if plan is None or plan["connector"] != "lmcache":
         yield FAIL, f"{name}: a server is recorded, and none is planned"
         return
     for what, records in (("start", starts), ("end", ends)):
@@ -1961,8 +1962,21 @@ def served(name: str, plan: dict[str, Any] | None, starts: list[Seen], ends: lis
             yield FAIL, f"{name}: its server {'was not' if kept else 'was'} there already"
         if plan.get("release") and seen.rec["version"] != plan["release"]:
             yield FAIL, f"{name}: its server is of {seen.rec['version']}, planned {plan['release']}"
+        told = {option.replace("-", "_"): value for option, value in plan.get("options", {}).items()}
+        for option, value in told.items():
+            given = seen.rec["options"].get(option, told)
+            if not option.startswith("lmcache.") and (type(given) is not type(value) or given != value):
+                yield FAIL, f"{name}: its server ran with another {option} than planned"
     if not all(seen.rec["alive"] for seen in ends):
         yield UNKNOWN, f"{name}: its server no longer answered when the last operation was over"
+
+
+def around(name: str, arm: Arm, starts: list[Seen], ends: list[Seen]) -> Iterator[Finding]:
+    begun, over = arm.all["operation_started"], arm.all["operation_ended"]
+    if any(seen.n < start.n for start in starts for seen in begun):
+        yield FAIL, f"{name}: its server was started after an operation"
+    if any(seen.n > end.n for end in ends for seen in (*begun, *over)):
+        yield FAIL, f"{name}: its server was over before an operation"
 
 
 # --- reuse within the engine's own cache ----------------------------------------------------------

@@ -58,6 +58,8 @@ class Ledger:
         """Number of the attempt that begins now, from 1. Raises `RunError` when the plan allows no further one."""
         try:
             self.folder.mkdir(exist_ok=True)
+            # Before the count: whoever begins meanwhile takes this number, and ours is refused.
+            number = self._last_number() + 1
             spent = self._spent()
             if self._allowed is not None and len(spent) >= self._allowed:
                 last = spent[-1]
@@ -65,7 +67,6 @@ class Ledger:
                     f"{self.folder.name}: the plan allows {self._allowed} attempt(s) and the last was spent on "
                     f"{last.archive} at {last.wall_time}; a further one needs a plan of its own: freeze a new lock"
                 )
-            number = self._last_number() + 1
             now = datetime.now(UTC).isoformat(timespec="seconds")
             began = Spent(attempt=number, plan_sha256=self._plan_sha256, archive=archive, wall_time=now)
             with (self.folder / f"{number:04}.json").open("xb") as file:

@@ -140,7 +140,33 @@ def shared_lengths(plan: Plan, c: int) -> dict[str, tuple[str, int]]:
                 f"have at most {most} to share; make it smaller"
             )
         found[prompt.name] = (prompt.shares, shared)
+        twin = _twin(found, lengths, prompt.name)
+        if twin is not None:
+            raise PlanError(
+                f"prompts[{index}].shared: at C={c} {prompt.name!r} is {twin!r} token for token; "
+                "let the scenario ask for that one again, or share less"
+            )
     return found
+
+
+def _twin(found: dict[str, tuple[str, int]], lengths: dict[str, int], prompt: str) -> str | None:
+    """An earlier prompt that is wholly the same as this one, if there is one; all of a prompt may be in another's."""
+    mine = _wholly_in(found, lengths, prompt)
+    for other, tokens in lengths.items():
+        if other == prompt:
+            return None
+        if tokens == lengths[prompt] and _wholly_in(found, lengths, other) & mine:
+            return other
+    return None
+
+
+def _wholly_in(found: dict[str, tuple[str, int]], lengths: dict[str, int], prompt: str) -> set[str]:
+    """Prompts that begin with all of this one, itself included."""
+    names, name = {prompt}, prompt
+    while name in found and found[name][1] >= lengths[prompt]:
+        name = found[name][0]
+        names.add(name)
+    return names
 
 
 def check_operations(operations: list[OperationName]) -> None:
