@@ -56,7 +56,7 @@ def _dictionary(command: Start) -> dict[str, Any]:
     return {
         "kv_connector": "DictionaryConnector",
         "kv_connector_module_path": "samestate.cache.dictionary",
-        "kv_connector_extra_config": {"cpu_bytes_to_use": command.external_cache_bytes},
+        "kv_connector_extra_config": {"cpu_bytes_to_use": command.external_cache_bytes, **command.connector_options},
     }
 
 
