@@ -19,21 +19,12 @@ from samestate.cache.dictionary import DictionaryConnector
 from samestate.cache.dictionary_pages import Dictionary, Watcher
 from samestate.cache.families import Transfer
 from samestate.cache.host_worker import TierPage
-from samestate.evidence.records import (
-    LoadCompleted,
-    LoadSubmitted,
-    SaveCompleted,
-    SaveDelayed,
-    SaveSubmitted,
-    SaveWaited,
-    TransferGroup,
-    TransferPart,
-)
+from samestate.evidence.records import TransferGroup, TransferPart
 from samestate.evidence.stream import StreamWriter
-from samestate.instruments.layout import transfer_layers
-from samestate.instruments.page_audit import PageAudit, Run
+from samestate.instruments.jobs import JobAdapter, part_of
+from samestate.instruments.page_audit import Run
 from samestate.instruments.pages import Layout
-from samestate.instruments.transfers import Guard, TransferAdapter
+from samestate.instruments.transfers import Guard
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
@@ -59,7 +50,7 @@ class StoredTier:
             yield TierPage(page.group, page.layer, page.position, page.stored)
 
 
-class DictionaryAdapter(TransferAdapter, Watcher):
+class DictionaryAdapter(JobAdapter, Watcher):
     """Adapter for `DictionaryConnector`, and the watcher of its dictionary."""
 
     def __init__(
@@ -71,37 +62,9 @@ class DictionaryAdapter(TransferAdapter, Watcher):
         guard: Guard,
         save_delay_ms: int,
     ) -> None:
+        super().__init__(config, rank, stream, guard, save_delay_ms)
         self._inner = inner
-        self._config = config
-        self._rank = rank
-        self._stream = stream
-        self._guard = guard
-        self._save_delay_ms = save_delay_ms
-        self._geometry = inner.geometry
-        self._watching = True
-        self._begun = 0.0
-        self._pages: PageAudit | None = None
-        self._all_pages: PageAudit | None = None
-
-    @override
-    def watch(self) -> None:
-        self._inner.watcher = self
-
-    @override
-    def watch_pages(self, layout: Layout, poison: bool) -> None:
-        layers = transfer_layers(self._config, [group.engine_group for group in self._geometry.groups])
-        assert self._inner.dictionary is not None
-        tier = StoredTier(self._inner.dictionary)
-        self._pages = self._all_pages = PageAudit(self._rank, layout, layers, tier, poison, self._stream)
-
-    @override
-    def attend(self, watching: bool, digesting: bool) -> None:
-        self._watching = watching
-        self._pages = self._all_pages if digesting else None
-
-    @override
-    def groups(self) -> list[TransferGroup]:
-        return [
+        self._groups = [
             TransferGroup(
                 group=index,
                 engine_group=group.engine_group,
@@ -109,24 +72,34 @@ class DictionaryAdapter(TransferAdapter, Watcher):
                 bytes_per_block=group.bytes_per_block,
                 tokens_per_block=group.tokens_per_block,
             )
-            for index, group in enumerate(self._geometry.groups)
+            for index, group in enumerate(inner.geometry.groups)
         ]
+        self._begun = 0.0
+
+    @override
+    def watch(self) -> None:
+        self._inner.watcher = self
+
+    @override
+    def watch_pages(self, layout: Layout, poison: bool) -> None:
+        assert self._inner.dictionary is not None
+        tier = StoredTier(self._inner.dictionary)
+        self.audit_pages(layout, [group.engine_group for group in self._groups], tier, poison)
+
+    @override
+    def groups(self) -> list[TransferGroup]:
+        return self._groups
 
     @override
     def step(self, metadata: KVConnectorMetadata) -> None:
         """Nothing to note: a transfer names its request itself."""
 
     @override
-    def forward_ran(self) -> None:
-        if self._pages:
-            self._pages.forward_ran()
-
-    @override
     def saves_begin(self, saves: Sequence[Transfer]) -> None:
         self._begun = time.monotonic()
         for save in saves:
             self._observe(partial(self._save_begins, save))
-        time.sleep(self._save_delay_ms / 1000)
+        time.sleep(self.save_delay_ms / 1000)
 
     @override
     def save_ended(self, save: Transfer, moved: int) -> None:
@@ -138,54 +111,28 @@ class DictionaryAdapter(TransferAdapter, Watcher):
 
     @override
     def load_ended(self, load: Transfer, moved: int) -> None:
-        self._observe(lambda: self._load_ended(load, moved))
+        self._observe(lambda: self.ended(load.job, load=True, ok=True, moved=moved))
 
     def _observe(self, observation: Callable[[], None]) -> None:
-        if self._watching:
+        if self.watching:
             self._guard(observation)
 
     def _save_begins(self, save: Transfer) -> None:
-        self._stream.append(SaveSubmitted(rank=self._rank, job=save.job, request=save.request, parts=self._parts(save)))
-        if self._save_delay_ms:
-            self._stream.append(SaveDelayed(rank=self._rank, job=save.job, delay_ms=self._save_delay_ms))
-        if self._pages:
-            self._pages.save_submitted(save.job, save.request, _runs(save), StoredPages(save))
+        self.save_began(save.job, save.request, self._parts(save), _runs(save), StoredPages(save))
 
     def _save_ended(self, save: Transfer, moved: int) -> None:
         waited_ns = int((time.monotonic() - self._begun) * 1e9)
-        if self._pages:
-            self._pages.save_completed(save.job)
-        self._stream.append(SaveWaited(rank=self._rank, jobs=[save.job], waited_ns=waited_ns, timed_out=False))
-        self._stream.append(SaveCompleted(rank=self._rank, job=save.job, ok=True, bytes=moved))
+        self.read_pages(save.job, load=False)
+        self.waited_for([save.job], waited_ns)
+        self.ended(save.job, load=False, ok=True, moved=moved)
 
     def _load_begins(self, load: Transfer) -> None:
         parts = self._parts(load)
         boundary = max((part.boundary for part in parts), default=None)
-        self._stream.append(
-            LoadSubmitted(rank=self._rank, job=load.job, request=load.request, boundary=boundary, parts=parts)
-        )
-        if self._pages:
-            self._pages.load_submitted(load.job, load.request, StoredPages(load), _runs(load))
-
-    def _load_ended(self, load: Transfer, moved: int) -> None:
-        if self._pages:
-            self._pages.load_completed(load.job)
-        self._stream.append(LoadCompleted(rank=self._rank, job=load.job, ok=True, bytes=moved))
+        self.load_began(load.job, load.request, boundary, parts, StoredPages(load), _runs(load))
 
     def _parts(self, transfer: Transfer) -> list[TransferPart]:
-        parts = []
-        for part in transfer.parts:
-            group = self._geometry.groups[part.group]
-            parts.append(
-                TransferPart(
-                    group=part.group,
-                    first_block=part.first,
-                    pages=len(part.blocks) * len(group.layers),
-                    bytes=len(part.blocks) * group.bytes_per_block,
-                    boundary=(part.first + len(part.blocks)) * group.tokens_per_block,
-                )
-            )
-        return parts
+        return [part_of(self._groups[part.group], part.first, len(part.blocks)) for part in transfer.parts]
 
 
 def _runs(transfer: Transfer) -> list[Run]:

@@ -21,22 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from typing_extensions import override
 
-from samestate.evidence.records import (
-    LoadCompleted,
-    LoadSubmitted,
-    SaveCompleted,
-    SaveDelayed,
-    SaveSubmitted,
-    SaveWaited,
-    TransferGroup,
-    TransferPart,
-)
+from samestate.evidence.records import TransferGroup
 from samestate.evidence.stream import StreamWriter
-from samestate.instruments.layout import engine_groups, transfer_layers
+from samestate.instruments.jobs import JobAdapter, part_of
+from samestate.instruments.layout import engine_groups
 from samestate.instruments.lmcache_pages import Operation, PagePlan
-from samestate.instruments.page_audit import PageAudit, Run
 from samestate.instruments.pages import Layout
-from samestate.instruments.transfers import Guard, TransferAdapter
+from samestate.instruments.transfers import Guard
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
@@ -68,7 +59,7 @@ class Job(NamedTuple):
     """When it may be reported at the earliest, monotonic seconds."""
 
 
-class LMCacheAdapter(TransferAdapter):
+class LMCacheAdapter(JobAdapter):
     """Stands before the worker's two submissions and on the futures that they leave."""
 
     def __init__(
@@ -80,18 +71,10 @@ class LMCacheAdapter(TransferAdapter):
         guard: Guard,
         save_delay_ms: int,
     ) -> None:
+        super().__init__(config, rank, stream, guard, save_delay_ms)
         self._worker = inner.worker_adapter
         self._separate = inner._vllm_config.kv_transfer_config.get_from_extra_config(OBJECT_GROUPS, None)
-        self._config = config
-        self._rank = rank
-        self._stream = stream
-        self._guarded = guard
-        self._save_delay_ms = save_delay_ms
-        self._watching = True
-        self._pages: PageAudit | None = None
-        self._all_pages: PageAudit | None = None
         self._open: dict[int, Job] = {}
-        self._digested: set[int] = set()
         self._next = 0
 
     @override
@@ -104,18 +87,7 @@ class LMCacheAdapter(TransferAdapter):
 
     @override
     def watch_pages(self, layout: Layout, poison: bool) -> None:
-        layers = transfer_layers(self._config, [group.engine_group for group in self._groups])
-        self._pages = self._all_pages = PageAudit(self._rank, layout, layers, None, poison, self._stream)
-
-    @override
-    def attend(self, watching: bool, digesting: bool) -> None:
-        self._watching = watching
-        self._pages = self._all_pages if digesting else None
-
-    @override
-    def forward_ran(self) -> None:
-        if self._pages:
-            self._pages.forward_ran()
+        self.audit_pages(layout, [group.engine_group for group in self._groups], None, poison)
 
     @override
     def groups(self) -> list[TransferGroup]:
@@ -153,19 +125,19 @@ class LMCacheAdapter(TransferAdapter):
     ) -> None:
         """Stands before a submission. What the worker drops (server down, not its turn to write) is no job."""
         worker = self._worker
-        if not self._watching or not worker.is_healthy or not (load or worker.is_kv_writer):
+        if not self.watching or not worker.is_healthy or not (load or worker.is_kv_writer):
             submit(request_id, op, *args, **kw)
             return
         job, self._next = self._next, self._next + 1
         begun: list[int] = []
-        self._guarded(lambda: begun.append(self._submitted(job, request_id, op, load)))
+        self._guard(lambda: begun.append(self._submitted(job, request_id, op, load)))
         before = self._future(request_id, load)
         try:
             submit(request_id, op, *args, **kw)
         finally:
             after = self._future(request_id, load)
             if begun:
-                self._guarded(lambda: self._follow(job, load, begun[0], after if after is not before else None))
+                self._guard(lambda: self._follow(job, load, begun[0], after if after is not before else None))
 
     def _future(self, request: str, load: bool) -> Any:
         """What the worker keeps for the request, or None."""
@@ -176,37 +148,21 @@ class LMCacheAdapter(TransferAdapter):
     def _submitted(self, job: int, request: str, op: Operation, load: bool) -> int:
         """Record it; bytes of its parts."""
         runs = self._plan.loaded(op) if load else self._plan.saved(op)
-        parts = [self._part(run) for run in runs]
-        if load:
-            self._stream.append(LoadSubmitted(rank=self._rank, job=job, request=request, boundary=op.end, parts=parts))
-            if self._pages:
-                self._pages.load_submitted(job, request, None, runs)
-                if torch.accelerator.is_available():
-                    # The event that the server waits for was recorded before the poison.
-                    torch.accelerator.synchronize()
+        parts = [part_of(self._groups[run.group], run.first, len(run.blocks)) for run in runs]
+        if not load:
+            self.save_began(job, request, parts, runs, None)
         else:
-            self._stream.append(SaveSubmitted(rank=self._rank, job=job, request=request, parts=parts))
-            if self._save_delay_ms:
-                self._stream.append(SaveDelayed(rank=self._rank, job=job, delay_ms=self._save_delay_ms))
-            if self._pages:
-                self._pages.save_submitted(job, request, runs, None)
+            self.load_began(job, request, op.end, parts, None, runs)
+            if self._pages and torch.accelerator.is_available():
+                # The event that the server waits for was recorded before the poison.
+                torch.accelerator.synchronize()
         return sum(part.bytes for part in parts)
-
-    def _part(self, run: Run) -> TransferPart:
-        group = self._groups[run.group]
-        return TransferPart(
-            group=run.group,
-            first_block=run.first,
-            pages=len(run.blocks) * group.entries,
-            bytes=len(run.blocks) * group.bytes_per_block,
-            boundary=(run.first + len(run.blocks)) * group.tokens_per_block,
-        )
 
     # --- completion -----------------------------------------------------------------------------
 
     def _follow(self, job: int, load: bool, size: int, future: Any) -> None:
         """Watch the future that a submission left; there is none when the worker dropped it after all."""
-        delay = 0 if load else self._save_delay_ms / 1000
+        delay = 0 if load else self.save_delay_ms / 1000
         query = future.query if future is not None else lambda: True
         self._open[job] = Job(job, load, size, future, query, time.monotonic() + delay)
         if future is None:
@@ -220,11 +176,11 @@ class LMCacheAdapter(TransferAdapter):
         try:
             done = job.query()
         except Exception:
-            self._guarded(lambda: self._completed(job.job, ok=False))
+            self._guard(lambda: self._completed(job.job, ok=False))
             raise
         if not done or time.monotonic() < job.due:
             return False
-        self._guarded(lambda: self._completed(job.job, ok=bool(job.future.result_)))
+        self._guard(lambda: self._completed(job.job, ok=bool(job.future.result_)))
         return True
 
     def _wait(self, job: Job, wait: Callable[[float | None], bool], timeout: float | None = None) -> bool:
@@ -238,9 +194,9 @@ class LMCacheAdapter(TransferAdapter):
             allowed = left if timeout is None else min(left, max(0.0, started + timeout - ended))
             time.sleep(allowed)
             done = time.monotonic() >= job.due
-        if was_open and not job.load and self._watching:
+        if was_open and not job.load and self.watching:
             waited_ns = int((time.monotonic() - started) * 1e9)
-            self._guarded(lambda: self._waited(job.job, waited_ns, timed_out=not done))
+            self._guard(lambda: self._waited(job.job, waited_ns, timed_out=not done))
         return done
 
     def _polled(self, poll: Callable[..., Any], *args: Any) -> Any:
@@ -252,7 +208,7 @@ class LMCacheAdapter(TransferAdapter):
         healthy = self._worker.is_healthy
         answer = poll(*args)
         for job in list(self._open.values()):
-            self._guarded(partial(self._poll_one, job, healthy))
+            self._guard(partial(self._poll_one, job, healthy))
         return answer
 
     def _poll_one(self, job: Job, healthy: bool) -> None:
@@ -267,22 +223,9 @@ class LMCacheAdapter(TransferAdapter):
         done = self._open.pop(job, None)
         if done is None:
             return
-        self._digest(job, done.load)
-        self._digested.discard(job)
-        record: LoadCompleted | SaveCompleted = (
-            LoadCompleted(rank=self._rank, job=job, ok=ok, bytes=done.bytes if ok else None)
-            if done.load
-            else SaveCompleted(rank=self._rank, job=job, ok=ok, bytes=None)
-        )
-        self._stream.append(record)
+        self.ended(job, load=done.load, ok=ok, moved=done.bytes if ok and done.load else None)
 
     def _waited(self, job: int, waited_ns: int, *, timed_out: bool) -> None:
         if job in self._open:
-            self._digest(job, load=False)
-        self._stream.append(SaveWaited(rank=self._rank, jobs=[job], waited_ns=waited_ns, timed_out=timed_out))
-
-    def _digest(self, job: int, load: bool) -> None:
-        if self._pages is None or job in self._digested:
-            return
-        self._digested.add(job)
-        (self._pages.load_completed if load else self._pages.save_completed)(job)
+            self.read_pages(job, load=False)
+        self.waited_for([job], waited_ns, timed_out=timed_out)

@@ -19,22 +19,12 @@ from vllm.v1.kv_offload.base import (
 )
 
 from samestate.cache.host_worker import HostWorker
-from samestate.evidence.records import (
-    EntryKind,
-    LoadCompleted,
-    LoadSubmitted,
-    SaveCompleted,
-    SaveDelayed,
-    SaveSubmitted,
-    SaveWaited,
-    TransferGroup,
-    TransferPart,
-)
+from samestate.evidence.records import EntryKind, TransferGroup, TransferPart
 from samestate.evidence.stream import StreamWriter
-from samestate.instruments.layout import engine_groups, transfer_layers
-from samestate.instruments.page_audit import PageAudit
+from samestate.instruments.jobs import JobAdapter, part_of
+from samestate.instruments.layout import engine_groups
 from samestate.instruments.pages import Layout
-from samestate.instruments.transfers import Guard, TransferAdapter
+from samestate.instruments.transfers import Guard
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
@@ -42,7 +32,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
-class OffloadingAdapter(TransferAdapter):
+class OffloadingAdapter(JobAdapter):
     """Adapter for vLLM's own `OffloadingConnector`, whatever its spec.
 
     It stands between vLLM and the spec's worker (`OffloadingWorker`, a public ABC), so that it
@@ -58,19 +48,12 @@ class OffloadingAdapter(TransferAdapter):
         guard: Guard,
         save_delay_ms: int,
     ) -> None:
+        super().__init__(config, rank, stream, guard, save_delay_ms)
         self._inner = inner
-        self._config = config
-        self._rank = rank
-        self._stream = stream
-        self._guard = guard
         self._groups: list[TransferGroup] = []
         self._requests: dict[int, str] = {}
-        self._pages: PageAudit | None = None
-        self._all_pages: PageAudit | None = None
-        self.watching = True
+        self._loads: set[int] = set()
         self._tier: HostWorker | None = None
-        self._digested: set[int] = set()
-        self.save_delay_ms = save_delay_ms
 
     @override
     def watch(self) -> None:
@@ -87,13 +70,7 @@ class OffloadingAdapter(TransferAdapter):
 
     @override
     def watch_pages(self, layout: Layout, poison: bool) -> None:
-        layers = transfer_layers(self._config, list(get_offloading_group_ids(self._config)))
-        self._pages = self._all_pages = PageAudit(self._rank, layout, layers, self._tier, poison, self._stream)
-
-    @override
-    def attend(self, watching: bool, digesting: bool) -> None:
-        self.watching = watching
-        self._pages = self._all_pages if digesting else None
+        self.audit_pages(layout, list(get_offloading_group_ids(self._config)), self._tier, poison)
 
     @override
     def groups(self) -> list[TransferGroup]:
@@ -105,57 +82,27 @@ class OffloadingAdapter(TransferAdapter):
         for jobs in (metadata.load_jobs, metadata.store_jobs):
             self._requests.update((job_id, job.req_id) for job_id, job in jobs.items())
 
-    @override
-    def forward_ran(self) -> None:
-        if self._pages:
-            self._pages.forward_ran()
-
     def load_submitted(self, job: int, source: LoadStoreSpec, destination: GPULoadStoreSpec) -> None:
         parts = self._parts(destination)
         recurrent = [p.boundary for p in parts if self._kinds[p.group] is EntryKind.RECURRENT]
-        self._stream.append(
-            LoadSubmitted(
-                rank=self._rank,
-                job=job,
-                request=self._requests.get(job, ""),
-                boundary=max(recurrent or [p.boundary for p in parts], default=None) if self._whole_blocks else None,
-                parts=parts,
-            )
-        )
+        boundary = max(recurrent or [p.boundary for p in parts], default=None) if self._whole_blocks else None
         self._loads.add(job)
-        if self._pages:
-            self._pages.load_submitted(job, self._requests.get(job, ""), source, destination)
+        self.load_began(job, self._requests.get(job, ""), boundary, parts, source, destination)
 
     def save_submitted(self, job: int, source: GPULoadStoreSpec, target: LoadStoreSpec) -> None:
-        self._stream.append(
-            SaveSubmitted(rank=self._rank, job=job, request=self._requests.get(job), parts=self._parts(source))
-        )
-        if self.save_delay_ms:
-            self._stream.append(SaveDelayed(rank=self._rank, job=job, delay_ms=self.save_delay_ms))
-        if self._pages:
-            self._pages.save_submitted(job, self._requests.get(job, ""), source, target)
+        self.save_began(job, self._requests.get(job), self._parts(source), source, target)
 
     def completed(self, result: TransferResult) -> None:
         job = result.job_id
-        loaded = job in self._loads
-        self._digest(job)
-        self._digested.discard(job)
+        self.ended(job, load=job in self._loads, ok=result.success, moved=result.transfer_size)
         self._requests.pop(job, None)
         self._loads.discard(job)
-        kind = LoadCompleted if loaded else SaveCompleted
-        self._stream.append(kind(rank=self._rank, job=job, ok=result.success, bytes=result.transfer_size))
 
     def waited(self, jobs: set[int], waited_ns: int) -> None:
         # The blocks may be reused as soon as this returns: read them now, not when the job is reported.
         for job in jobs & self._requests.keys():
-            self._digest(job)
-        self._stream.append(SaveWaited(rank=self._rank, jobs=sorted(jobs), waited_ns=waited_ns, timed_out=False))
-
-    def _digest(self, job: int) -> None:
-        if self._pages is None or job in self._digested:
-            return
-        self._digested.add(job)
-        (self._pages.load_completed if job in self._loads else self._pages.save_completed)(job)
+            self.read_pages(job, load=job in self._loads)
+        self.waited_for(sorted(jobs), waited_ns)
 
     def _describe(self, kv_caches: CanonicalKVCaches) -> None:
         by_engine_group = engine_groups(self._config)
@@ -174,22 +121,12 @@ class OffloadingAdapter(TransferAdapter):
             )
         ]
         self._kinds = [group.entry_kind for group in moved]
-        self._loads: set[int] = set()
         # With hashes finer than blocks a load may end inside a block, which a job does not say.
         self._whole_blocks = all(spec.tokens_per_hash == tokens for tokens in spec.tokens_per_block)
 
     def _parts(self, spec: GPULoadStoreSpec) -> list[TransferPart]:
-        return [
-            TransferPart(
-                group=group.group,
-                first_block=int(first),
-                pages=int(size) * group.entries,
-                bytes=int(size) * group.bytes_per_block,
-                boundary=int(first + size) * group.tokens_per_block,
-            )
-            for group, size, first in zip(self._groups, spec.group_sizes, spec.block_indices, strict=True)
-            if size
-        ]
+        sides = zip(self._groups, spec.group_sizes, spec.block_indices, strict=True)
+        return [part_of(group, int(first), int(size)) for group, size, first in sides if size]
 
 
 class WatchedWorker(OffloadingWorker):
