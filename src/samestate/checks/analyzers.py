@@ -36,7 +36,7 @@ from samestate.checks import (
 from samestate.checks.base import Check, CheckResult, Verdict
 from samestate.checks.boundary import CHECK as BOUNDARY
 from samestate.checks.boundary import boundary
-from samestate.checks.history import CONTROL, REFERENCE, History, MissingEvidence
+from samestate.checks.history import REFERENCE, History, MissingEvidence
 from samestate.checks.page_history import PAGE_LEVELS
 from samestate.checks.plan_identity import CHECK as PLAN_IDENTITY
 from samestate.checks.plan_identity import Running, plan_identity
@@ -44,6 +44,7 @@ from samestate.checks.table import CaseRow, table
 from samestate.checks.verdicts import run_check, run_verdict
 from samestate.evidence.archive import Archive
 from samestate.evidence.canonical import sha256_hex
+from samestate.plans.scenarios import CONTROL
 
 _DECIDING_SOURCES = {
     "samestate.checks": None,

@@ -12,10 +12,11 @@ from itertools import islice, takewhile
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place
-from samestate.checks.history import CANDIDATE, ArmHistory, History, Load, Row, Schedule
+from samestate.checks.history import ArmHistory, History, Load, Row, Schedule
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import BatchSource, EntryKind, OperationName
 from samestate.plans.operations import boundary as strict_boundary
+from samestate.plans.scenarios import CANDIDATE
 
 CHECK = "boundary"
 STATE = (EntryKind.RECURRENT, EntryKind.CONV)

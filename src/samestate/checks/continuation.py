@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.boundary import reloads
-from samestate.checks.history import CANDIDATE, CONTROL, History
+from samestate.checks.history import History
 from samestate.checks.transfers import rank_bytes
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import EXTERNAL_HITS
+from samestate.plans.scenarios import CANDIDATE, CONTROL
 
 EOS_ABSENT = "eos-absent"
 NON_VACUITY = "non-vacuity"

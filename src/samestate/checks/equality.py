@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place, Verdict
 from samestate.checks.geometry import unattributable
-from samestate.checks.history import CANDIDATE, CONTROL, REFERENCE, ArmHistory, History
+from samestate.checks.history import REFERENCE, ArmHistory, History
 from samestate.checks.seen import Seen
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import OperationName, OperationOutput
+from samestate.plans.scenarios import CANDIDATE, CONTROL
 
 PAIRED = "paired-equality"
 RELOAD = "reload-equality"

@@ -12,10 +12,11 @@ from itertools import chain, dropwhile, zip_longest
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place
-from samestate.checks.history import CANDIDATE, CONTROL, ArmHistory, History, Row, Schedule
+from samestate.checks.history import ArmHistory, History, Row, Schedule
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import BatchSource, EntryKind, OperationName
 from samestate.plans.operations import Case, PlannedOperation
+from samestate.plans.scenarios import CANDIDATE, CONTROL
 
 CHECK = "geometry"
 

@@ -22,9 +22,8 @@ from samestate.evidence.canonical import sha256_hex
 from samestate.evidence.stream import Defect
 from samestate.plans.model import Plan, ResolvedPlan
 from samestate.plans.operations import Case, PlannedOperation, cases
+from samestate.plans.scenarios import CANDIDATE
 
-CONTROL = "control"
-CANDIDATE = "candidate"
 REFERENCE = "reference-control"
 
 M = TypeVar("M", Plan, ResolvedPlan)

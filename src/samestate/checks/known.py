@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from samestate.checks import coverage, geometry, integrity
 from samestate.checks.analyzers import ANALYZERS, Judgement
-from samestate.checks.base import CheckResult, Finding, Verdict
+from samestate.checks.base import CheckResult, Finding, Place, Verdict
 from samestate.checks.plan_identity import CHECK as PLAN_IDENTITY
 from samestate.checks.verdicts import conclude, run_verdict
 from samestate.checks.written import Written, WrittenError, read_written
@@ -32,19 +32,11 @@ SHADOW = (geometry.CHECK, "geometry_mismatch")
 _Said = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class Entry(Written):
+class Entry(Written, Place):
     """One accepted finding: every place field that is given must be the finding's own."""
 
     check: str
     code: str
-    arm: str | None = None
-    case: str | None = None
-    op: str | None = None
-    request: str | None = None
-    rank: int | None = None
-    group: int | None = None
-    layer: str | None = None
-    boundary: int | None = None
     reason: _Said
     expires: date
     """The last day, UTC, on which it is accepted."""
@@ -59,15 +51,15 @@ class Entry(Written):
 
     def covers(self, check: str, finding: Finding) -> bool:
         """Whether `finding`, of a check of that id, is the one meant."""
-        wanted = self.model_dump(include=set(type(finding.place).model_fields), exclude_none=True)
+        wanted = self.model_dump(include=set(Place.model_fields), exclude_none=True)
         at = finding.place.model_dump()
         return (check, finding.code) == (self.check, self.code) and all(
             at[name] == value for name, value in wanted.items()
         )
 
     def __str__(self) -> str:
-        place = self.model_dump(include={"arm", "case", "op", "request", "rank", "group", "layer", "boundary"})
-        where = "".join(f" {name} {value}" for name, value in place.items() if value is not None)
+        place = self.model_dump(include=set(Place.model_fields), exclude_none=True)
+        where = "".join(f" {name} {value}" for name, value in place.items())
         return f"{self.check} {self.code}{where}"
 
 

@@ -15,12 +15,13 @@ from samestate.checks.base import CheckResult, Finding, Place, Verdict
 from samestate.checks.continuation import with_varied_outputs
 from samestate.checks.equality import first_difference, wrong_length
 from samestate.checks.geometry import mismatch, only_step_ends
-from samestate.checks.history import CANDIDATE, ArmHistory, History, Row
+from samestate.checks.history import ArmHistory, History, Row
 from samestate.checks.seen import Seen
 from samestate.checks.table import CaseRow, verdict_of
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import LOCAL_HITS, EntryKind, OperationName, OperationOutput
 from samestate.plans.operations import boundary
+from samestate.plans.scenarios import CANDIDATE
 
 BLOCK_SIZE = "block-size"
 EQUALITY = "local-equality"

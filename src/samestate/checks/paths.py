@@ -12,13 +12,13 @@ from itertools import groupby
 from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.continuation import control_reused, with_varied_outputs
 from samestate.checks.credit import Credit
-from samestate.checks.history import CONTROL, ArmHistory, History
+from samestate.checks.history import ArmHistory, History
 from samestate.checks.prefixes import Prefixes
 from samestate.checks.scenario import Generation, generations
 from samestate.checks.transfers import confirmed, rank_bytes
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import EXTERNAL_HITS, LOCAL_HITS, OperationName
-from samestate.plans.scenarios import RESET
+from samestate.plans.scenarios import CONTROL, RESET
 
 CHECK = "paths"
 FROM_OUTSIDE = ("external", "mixed")

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.equality import first_difference
-from samestate.checks.history import CONTROL, REFERENCE, ArmHistory, History
+from samestate.checks.history import REFERENCE, ArmHistory, History
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.canonical import canonical_json, sha256_hex, token_digest
 from samestate.plans.lending import objection
 from samestate.plans.operations import operation_ids, planned_inputs, shared_lengths
+from samestate.plans.scenarios import CONTROL
 
 CHECK = "plan-identity"
 

@@ -14,7 +14,7 @@ from samestate.checks.base import CheckResult, Finding, Place, Verdict
 from samestate.checks.boundary import by_rank, restored
 from samestate.checks.equality import first_difference, wrong_length
 from samestate.checks.geometry import mismatch, missing_steps
-from samestate.checks.history import CONTROL, ArmHistory, History, Load, MissingEvidence, Row, Schedule
+from samestate.checks.history import ArmHistory, History, Load, MissingEvidence, Row, Schedule
 from samestate.checks.prefix_identity import content_boundaries
 from samestate.checks.seen import Seen
 from samestate.checks.table import CaseRow, TakenPath, at_most, verdict_of
@@ -22,7 +22,7 @@ from samestate.checks.transfers import rank_bytes
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import Lookup, OperationOutput
 from samestate.plans.operations import PlannedOperation
-from samestate.plans.scenarios import cold_op
+from samestate.plans.scenarios import CONTROL, cold_op
 
 COLD_EQUALITY = "cold-equality"
 

@@ -10,11 +10,12 @@ from pydantic import BaseModel, ConfigDict
 from samestate.checks.base import CheckResult, Place, Verdict
 from samestate.checks.boundary import Reload, reloads
 from samestate.checks.equality import first_difference
-from samestate.checks.history import CANDIDATE, CONTROL, History
+from samestate.checks.history import History
 from samestate.checks.prefix_identity import content_boundaries
 from samestate.checks.transfers import rank_bytes
 from samestate.checks.verdicts import run_verdict
 from samestate.plans.model import ReusePath
+from samestate.plans.scenarios import CANDIDATE, CONTROL
 
 TakenPath = Literal["cold", "local", "external", "mixed"]
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.boundary import Reload, expected_ranks, reloads
 from samestate.checks.credit import credits_agree
-from samestate.checks.history import CANDIDATE, CONTROL, ArmHistory, History, Load
+from samestate.checks.history import ArmHistory, History, Load
 from samestate.checks.parts import load_parts, save_parts
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import EXTERNAL_HITS, LOCAL_HITS, OperationName
+from samestate.plans.scenarios import CANDIDATE, CONTROL
 
 CHECK = "transfers"
 

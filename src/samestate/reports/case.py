@@ -15,7 +15,7 @@ import msgspec
 
 from samestate.checks.analyzers import Judgement
 from samestate.checks.base import Finding, Verdict
-from samestate.checks.history import CONTROL, ArmHistory, History, MissingEvidence
+from samestate.checks.history import ArmHistory, History, MissingEvidence
 from samestate.checks.seen import Seen
 from samestate.evidence import records as r
 from samestate.evidence.archive import Archive
@@ -23,6 +23,7 @@ from samestate.evidence.canonical import token_digest
 from samestate.evidence.text import printable
 from samestate.plans.load import load, shipped, with_connector
 from samestate.plans.model import Plan
+from samestate.plans.scenarios import CONTROL
 from samestate.reports.case_readme import readme
 
 LEFT_OUT = "(left out)"

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from samestate.checks.base import CheckResult, Finding, Verdict
-from samestate.checks.history import CANDIDATE
 from samestate.checks.table import CaseRow
 from samestate.evidence.text import printable
+from samestate.plans.scenarios import CANDIDATE
 from samestate.reports.model import Cited, Report, cite
 from samestate.reports.page_map import PageState
 from samestate.reports.timeline import ANSWERED, CaseTimeline, Event, RequestTimeline

@@ -11,11 +11,12 @@ from enum import StrEnum
 from itertools import groupby
 from typing import NamedTuple
 
-from samestate.checks.history import CANDIDATE, ArmHistory, History, MissingEvidence
+from samestate.checks.history import ArmHistory, History, MissingEvidence
 from samestate.checks.layout import RankLayout, rank_layouts
 from samestate.checks.page_history import Transfer
 from samestate.checks.prefixes import Prefixes
 from samestate.evidence.records import PageRow, PageSide
+from samestate.plans.scenarios import CANDIDATE
 
 MAX_SAVED_BLOCKS = 512
 """Beyond so many blocks a prompt, those that were saved and not loaded are not looked up."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from samestate.checks.history import CANDIDATE, ArmHistory, History, MissingEvidence, Row
+from samestate.checks.history import ArmHistory, History, MissingEvidence, Row
 from samestate.checks.seen import Seen
 from samestate.evidence.records import OperationName, OperationOutput, OperationStarted
 from samestate.plans.operations import boundary as strict_boundary
+from samestate.plans.scenarios import CANDIDATE
 
 ANSWERED = "answered"
 MAX_BATCHES_DRAWN = 64
