@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from quiet import Silent
 from samestate.checks.analyzers import source_sha256
 from samestate.engines.vllm import VllmEngine, available
 from samestate.lab.run import RunRequest, run_plan
@@ -25,16 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("vllm"):
             item.add_marker(pytest.mark.skip(reason="vLLM is not installed"))
-
-
-class Silent:
-    """A progress that nobody watches."""
-
-    def stage(self, name: str) -> None:
-        pass
-
-    def operation(self, arm: str, done: int, total: int, op: str) -> None:
-        pass
 
 
 def frozen(name: str) -> Plan:

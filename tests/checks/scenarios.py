@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from quiet import Silent
 from samestate.checks.analyzers import source_sha256
 from samestate.engines.sim import SimEngine
 from samestate.evidence import records as r
@@ -23,14 +24,6 @@ C = 400
 """Above what the template needs."""
 TRUNK, ONE = 3 * C + 7, C + 9
 RESET = StepPlan(reset=True)
-
-
-class Silent:
-    def stage(self, name: str) -> None:
-        pass
-
-    def operation(self, arm: str, done: int, total: int, op: str) -> None:
-        pass
 
 
 class Outliving(SimEngine):

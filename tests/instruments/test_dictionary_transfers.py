@@ -13,6 +13,7 @@ pytest.importorskip("vllm")
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, MambaSpec
 
+from quiet import Silent
 from samestate.cache.dictionary_pages import Dictionary, Page, device_pages
 from samestate.cache.families import Part, Transfer, geometry
 from samestate.checks.analyzers import Judgement, judge, source_sha256
@@ -207,14 +208,6 @@ def test_loads_side_by_side_do_not_accuse_each_other(audited: Audited) -> None:
 
 
 # --- on a real engine -----------------------------------------------------------------------------
-
-
-class Silent:
-    def stage(self, name: str) -> None:
-        pass
-
-    def operation(self, arm: str, done: int, total: int, op: str) -> None:
-        pass
 
 
 def run(name: str, out: Path, model: Path, control: Path, **options: str) -> Judgement:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from quiet import Silent
 from samestate.checks.analyzers import Judgement, judge
 from samestate.checks.base import Verdict
 from samestate.engines.sim import ATTENTION, RECURRENT, Conduct, FullLookup, SimEngine
@@ -17,14 +18,6 @@ from samestate.plans.model import Plan
 
 Requests = Callable[..., RunRequest]
 PAGE_CHECKS = {"layout", "page-bytes", "page-coverage", "poison", "save-completion", "prefix-identity"}
-
-
-class Silent:
-    def stage(self, name: str) -> None:
-        pass
-
-    def operation(self, arm: str, done: int, total: int, op: str) -> None:
-        pass
 
 
 class Zeroes(Conduct):

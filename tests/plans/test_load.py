@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import TempPathFactory
 
+from plans.refusals import refusal
 from samestate.evidence.archive import ArchiveWriter
 from samestate.evidence.canonical import sha256_hex
 from samestate.evidence.records import Scalar
@@ -27,17 +28,6 @@ from samestate.plans.load import (
 
 SHIPPED = files("samestate.plans").joinpath("shipped/boundary.yaml").read_text()
 SOURCE = "ab" * 32
-
-
-def refusal(path: Path, text: str | bytes) -> str:
-    """The one line with which `text` is refused, without the file's name in front."""
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(PlanError) as caught:
-        load(str(path))
-    line = str(caught.value)
-    assert "\n" not in line
-    assert line.startswith(f"{path}: ")
-    return line.removeprefix(f"{path}: ")
 
 
 SHIPPED_NAMES = [

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from plans.refusals import refusal
 from samestate.plans.errors import PlanError
 from samestate.plans.load import load, shipped
 from samestate.plans.model import Plan
@@ -38,12 +39,6 @@ def _load(tmp_path: Path, text: str) -> Plan:
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")
     return load(str(path))
-
-
-def _refusal(tmp_path: Path, text: str) -> str:
-    with pytest.raises(PlanError) as caught:
-        _load(tmp_path, text)
-    return str(caught.value).removeprefix(f"{tmp_path / 'mine.yaml'}: ")
 
 
 def test_arms_and_their_operations(tmp_path: Path) -> None:
@@ -141,7 +136,7 @@ def test_workload_counts_all_arms(tmp_path: Path) -> None:
 def test_a_mistake_names_field_and_remedy(tmp_path: Path, old: str, new: str, message: str) -> None:
     text = _text()
     assert old in text
-    assert _refusal(tmp_path, text.replace(old, new, 1)) == message
+    assert refusal(tmp_path / "mine.yaml", text.replace(old, new, 1)) == message
 
 
 @pytest.mark.parametrize(
@@ -158,7 +153,7 @@ def test_a_mistake_names_field_and_remedy(tmp_path: Path, old: str, new: str, me
     ],
 )
 def test_arms_that_follow(tmp_path: Path, follower: str, message: str) -> None:
-    assert _refusal(tmp_path, _text(follower=follower)) == message
+    assert refusal(tmp_path / "mine.yaml", _text(follower=follower)) == message
 
 
 def test_more_shared_than_there_is(tmp_path: Path) -> None:
