@@ -286,7 +286,7 @@ class _Attempt:
         try:
             with self.timed(f"{arm.name}: start"):
                 self._reach(ContactLevel.HOST)
-                self._services.begin(arm, self._interval(arm), client)
+                self._services.begin(arm, self._interval(), client)
                 started = engine.start()
                 self._reach(ContactLevel.MODEL)
                 resolution = self._resolve(engine, started)
@@ -302,22 +302,25 @@ class _Attempt:
         finally:
             client.close()
 
-    def _interval(self, arm: ArmPlan) -> int | None:
+    @property
+    def _lent(self) -> Resolution | None:
+        """What the archive resolved whose control stands in for a live one."""
+        return self._control.resolution if self._control and self._request.control else None
+
+    def _interval(self) -> int | None:
         """C, as far as it is known before the arm's engine runs: a service may need it."""
-        if self._resolution is not None:
-            return self._resolution.resolved.checkpoint_interval
-        if self._control and self._request.control:
-            return self._control.resolution.resolved.checkpoint_interval
+        known = self._resolution or self._lent
+        if known is not None:
+            return known.resolved.checkpoint_interval
         size = self._plan.engine.settings.get("block_size")
         return size if isinstance(size, int) else None
 
     def _resolve(self, engine: Engine, started: EngineStarted) -> Resolution:
         """What the first engine (or the lent control) resolved; a later engine's own C is for the checks."""
         if self._resolution is None:
-            lent = self._control.resolution if self._control and self._request.control else None
-            c = lent.resolved.checkpoint_interval if lent else started.checkpoint_interval
+            c = self._lent.resolved.checkpoint_interval if self._lent else started.checkpoint_interval
             require_room(self._plan, c, started.max_model_len)
-            self._resolution = lent or resolve(self._plan, c, self._model, engine.encode)
+            self._resolution = self._lent or resolve(self._plan, c, self._model, engine.encode)
             self._archive.write_inputs(self._resolution.inputs)
             self._resolved_sha256 = self._archive.write_resolved(self._resolution.json)
         return self._resolution
