@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -23,9 +22,9 @@ from typing import NamedTuple, NoReturn
 from typing_extensions import override
 
 from samestate.engines import shared_memory
+from samestate.engines.processes import kill_session, log_tail, session_members
 from samestate.engines.releases import ReleaseError, source_in, version_in
 from samestate.engines.services import Service, ServiceError, ServiceSpec
-from samestate.engines.vllm import log_tail
 from samestate.evidence.records import Scalar, ServiceStarted
 from samestate.plans.errors import nearest
 
@@ -155,15 +154,13 @@ class LMCacheServer(Service):
         process, self._process = self._process, None
         if process is None:
             return 0
-        makers = {process.pid, *_session(process.pid)}
+        makers = session_members(process.pid)
         sharers = _segment_makers(process.pid)
         if process.poll() is None:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_SECONDS)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_session(process)
         # Engines that are gone: what they shared with this server may still have its name.
         gone = {pid for pid in sharers - makers if not Path(f"/proc/{pid}").exists()}
         return shared_memory.remove(makers | gone)
@@ -268,16 +265,6 @@ def _hold_port() -> socket.socket:
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind((HOST, 0))
     return held
-
-
-def _session(leader: int) -> set[int]:
-    """Processes of a session, as far as they can be seen."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError, IndexError):
-            if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == leader:
-                found.add(int(entry.name))
-    return found
 
 
 def _segment_makers(pid: int) -> set[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 from typing import IO, NoReturn, TypeVar
 
 import msgspec
@@ -42,12 +40,12 @@ from samestate.engines.children.protocol import (
     Started,
     WasReset,
 )
+from samestate.engines.processes import kill_session, log_tail, session_members
 from samestate.evidence.records import EngineStarted
 
 CLOSE_SECONDS = 30.0
 INTERRUPTED_SECONDS = 2.0
 """For an engine in the middle of a command: its streams are incomplete either way."""
-LOG_TAIL_BYTES = 4096
 POLL_SECONDS = 2.0
 SERVICE_GONE_SECONDS = 10.0
 """How long a service may refuse connections while the engine works: it may say itself what is wrong."""
@@ -187,7 +185,7 @@ class VllmEngine(Engine):
                     process.wait(INTERRUPTED_SECONDS if self._busy else CLOSE_SECONDS)
         finally:
             members = session_members(process.pid)
-            _kill_session(process)
+            kill_session(process)
             shared_memory.remove(members)
             for pipe in (self._to_child, self._from_child, self._log):
                 pipe.close()
@@ -241,7 +239,7 @@ class VllmEngine(Engine):
 
     def _give_up(self, message: str) -> NoReturn:
         assert self._process is not None
-        _kill_session(self._process)
+        kill_session(self._process)
         self._fail(message)
 
     def _send(self, command: Command) -> None:
@@ -250,31 +248,3 @@ class VllmEngine(Engine):
     def _fail(self, message: str) -> NoReturn:
         self._log.flush()
         raise EngineError(f"arm {self._spec.arm}: {message}", log_tail(self._spec.log_path))
-
-
-def log_tail(path: Path) -> str:
-    """The end of a log file, possibly empty."""
-    try:
-        with path.open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - LOG_TAIL_BYTES))
-            return log.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def session_members(session: int) -> list[int]:
-    """Processes of a session, its leader included."""
-    members = [session]
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError):
-            if os.getsid(int(entry.name)) == session:
-                members.append(int(entry.name))
-    return members
-
-
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of the child's session, workers included."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
