@@ -282,16 +282,19 @@ LOCAL_HIT_V1 = "local-hit-v1"
 SHARED_PREFIX_V1 = "shared-prefix-v1"
 
 
-def _identity_under(analyzer_id: str) -> Check:
-    return lambda history: plan_identity(history, Running(analyzer_id, source_sha256(analyzer_id)))
+def _foundations(analyzer_id: str) -> dict[str, Check]:
+    """What must hold before anything else means something."""
+    return {
+        integrity.CHECK: integrity.integrity,
+        coverage.CHECK: coverage.coverage,
+        PLAN_IDENTITY: lambda history: plan_identity(history, Running(analyzer_id, source_sha256(analyzer_id))),
+        settings.CHECK: settings.settings,
+    }
 
 
 def _boundary_checks(analyzer_id: str) -> dict[str, Check]:
     return {
-        integrity.CHECK: integrity.integrity,
-        coverage.CHECK: coverage.coverage,
-        PLAN_IDENTITY: _identity_under(analyzer_id),
-        settings.CHECK: settings.settings,
+        **_foundations(analyzer_id),
         geometry.CHECK: geometry.geometry,
         equality.PAIRED: equality.paired_equality,
         equality.RELOAD: equality.reload_equality,
@@ -307,10 +310,7 @@ def _boundary_checks(analyzer_id: str) -> dict[str, Check]:
 
 def _local_hit_checks(analyzer_id: str) -> dict[str, Check]:
     return {
-        integrity.CHECK: integrity.integrity,
-        coverage.CHECK: coverage.coverage,
-        PLAN_IDENTITY: _identity_under(analyzer_id),
-        settings.CHECK: settings.settings,
+        **_foundations(analyzer_id),
         local_hit.BLOCK_SIZE: local_hit.block_size,
         local_hit.EQUALITY: local_hit.local_equality,
         local_hit.HITS: local_hit.local_hits,
@@ -326,10 +326,7 @@ def _cold_equality(history: History) -> CheckResult:
 
 def _shared_prefix_checks(analyzer_id: str) -> dict[str, Check]:
     return {
-        integrity.CHECK: integrity.integrity,
-        coverage.CHECK: coverage.coverage,
-        PLAN_IDENTITY: _identity_under(analyzer_id),
-        settings.CHECK: settings.settings,
+        **_foundations(analyzer_id),
         scenario.COLD_EQUALITY: _cold_equality,
         provenance.CHECK: provenance.provenance,
         paths.CHECK: paths.paths,

@@ -6,11 +6,7 @@ from pathlib import Path
 
 import click
 
-from samestate.checks.known import read_known
-from samestate.checks.written import WrittenError
-from samestate.cli.failures import Failure
 from samestate.cli.judging import exit_code, judge_archive, print_json, print_report
-from samestate.evidence.signature import trusted_key
 
 _FILE = click.Path(path_type=Path)
 
@@ -32,12 +28,7 @@ def check(
     The verdict is kept in the archive's `verdicts` folder where that can be written. With several --trust, a
     signature by one of the keys is enough. A fail whose every failing finding is in --known exits 0 and says so.
     """
-    trusted = [trusted_key(path) for path in trust] or None
-    try:
-        entries = read_known(known) if known is not None else []
-    except WrittenError as error:
-        raise Failure(f"--known: {error}") from None
-    judgement = judge_archive(archive, analyzer, known=entries, trusted=trusted)
+    judgement = judge_archive(archive, analyzer, known=known, trust=trust)
     if as_json:
         print_json(judgement, archive)
     else:

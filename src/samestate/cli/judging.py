@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,13 +17,14 @@ from rich.console import Console
 from samestate.checks.analyzers import ANALYZERS, BOUNDARY_V1, AnalyzerError, Judgement, judge
 from samestate.checks.base import Verdict
 from samestate.checks.claims import bases
-from samestate.checks.known import Entry, accept
+from samestate.checks.known import accept, read_known
 from samestate.checks.remarks import with_amendments, with_signatures
+from samestate.checks.written import WrittenError
 from samestate.cli.failures import Failure
 from samestate.evidence.amendments import read_amendments
 from samestate.evidence.archive import Archive
 from samestate.evidence.outside import keep_verdict
-from samestate.evidence.signature import TrustedKey, read_signatures
+from samestate.evidence.signature import read_signatures, trusted_key
 from samestate.plans.errors import nearest
 from samestate.reports.terminal import WIDTH, print_judgement
 
@@ -37,12 +38,18 @@ def exit_code(verdict: Verdict) -> int:
 
 
 def judge_archive(
-    root: Path, analyzer: str | None, *, known: Collection[Entry] = (), trusted: Sequence[TrustedKey] | None = None
+    root: Path, analyzer: str | None, *, known: Path | None = None, trust: Sequence[Path] = ()
 ) -> Judgement:
     """Judge the archive at `root` and keep the analyzer's verdict in its `verdicts` folder, where that can be written.
 
-    What is returned is that judgement under accepted findings, amendments and, with `trusted`, signatures.
+    What is returned is that judgement under the accepted findings in the file `known`, amendments and, with the public
+    keys in the files `trust`, signatures. The files are read first.
     """
+    trusted = [trusted_key(path) for path in trust]
+    try:
+        entries = read_known(known) if known is not None else []
+    except WrittenError as error:
+        raise Failure(f"--known: {error}") from None
     if analyzer is not None and analyzer not in ANALYZERS:
         names = ", ".join(sorted(ANALYZERS))
         raise Failure(f"--analyzer: no analyzer {analyzer!r}{nearest(analyzer, ANALYZERS)}; known: {names}")
@@ -51,11 +58,11 @@ def judge_archive(
     data = json.dumps(judgement.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
     with suppress(OSError):
         keep_verdict(root, judgement.analyzer, data.encode())
-    if known:
-        judgement = accept(judgement, known, datetime.now(UTC).date())
+    if entries:
+        judgement = accept(judgement, entries, datetime.now(UTC).date())
     amendments = read_amendments(root, judgement.seal_sha256)
     judgement = with_amendments(judgement, amendments)
-    if trusted is not None:
+    if trusted:
         signatures = read_signatures(root, judgement.seal_sha256, trusted)
         judgement = with_signatures(judgement, signatures, amendments)
     return judgement

@@ -11,12 +11,9 @@ from pathlib import Path
 import click
 
 from samestate.checks.history import History
-from samestate.checks.known import read_known
-from samestate.checks.written import WrittenError
 from samestate.cli.failures import Failure
 from samestate.cli.judging import exit_code, judge_archive, print_report
 from samestate.evidence.archive import Archive
-from samestate.evidence.signature import trusted_key
 from samestate.reports.html import html
 from samestate.reports.junit import junit
 from samestate.reports.markdown import markdown
@@ -67,12 +64,7 @@ def report(
     }
     wanted = {option: file for option, file in files.items() if file is not None}
     _require_places(wanted, archive)
-    trusted = [trusted_key(path) for path in trust] or None
-    try:
-        entries = read_known(known) if known is not None else []
-    except WrittenError as error:
-        raise Failure(f"--known: {error}") from None
-    judgement = judge_archive(archive, analyzer, known=entries, trusted=trusted)
+    judgement = judge_archive(archive, analyzer, known=known, trust=trust)
     if not wanted:
         print_report(judgement)
         ctx.exit(exit_code(judgement.verdict))
