@@ -6,7 +6,6 @@ C is 256. A case is a prompt, another one, and the first again after the local c
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,25 +15,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from samestate.checks.analyzers import ANALYZERS
-from samestate.checks.history import History
+from instruments.driven import Driver, prompt
 from samestate.engines import shared_memory
-from samestate.engines.base import EngineSpec
 from samestate.engines.lmcache_server import LMCacheServer
 from samestate.engines.releases import ReleaseError, ensure
 from samestate.engines.services import ServiceSpec
-from samestate.engines.vllm import VllmEngine
-from samestate.evidence.archive import Archive, ArchiveWriter
-from samestate.evidence.canonical import token_digest
 from samestate.evidence.records import (
     EntryKind,
     InterventionApplied,
     LoadCompleted,
     LoadSubmitted,
-    OperationEnded,
     OperationName,
-    OperationOutput,
-    OperationStarted,
     PageRow,
     PagesDigested,
     PageSide,
@@ -44,22 +35,13 @@ from samestate.evidence.records import (
     SaveSubmitted,
     StateComputed,
 )
-from samestate.evidence.stream import StreamWriter
-from samestate.plans.load import load, plan_json
 
 C = 256
 OUTPUT_TOKENS = 8
 DELAY_MS = 150
-CHECKS = ("page-bytes", "page-coverage", "poison", "save-completion", "prefix-identity")
 LENGTHS = {"below": 2 * C - 1, "on": 2 * C, "above": 2 * C + 1}
 LONG, SHORT = 2 * C + 5, C + 7
 """A prompt computed in one step, so that its first recurrent slot is the null block, and a beginning of it."""
-
-
-def prompt(tag: str, tokens: int) -> list[int]:
-    """The first `tokens` tokens of an endless text."""
-    source = random.Random(tag)
-    return [source.randrange(2, 500) for _ in range(tokens)]
 
 
 class Arm(NamedTuple):
@@ -115,34 +97,11 @@ class Arm(NamedTuple):
         return {filed.get((row.entry, row.digest)) for row in arrived.values() if row.entry in self.states()}
 
 
-class Driver:
-    """Runs operations on one engine and writes down what a client sees."""
-
-    def __init__(self, engine: VllmEngine, client: StreamWriter) -> None:
-        self.engine = engine
-        self.client = client
-        self.inputs: dict[str, list[int]] = {}
+class Prompted(Driver):
+    """Runs prompts that share with each other what a test needs."""
 
     def run(self, case: str, name: str, tag: str, tokens: int) -> None:
-        op, ids = f"{case}.{name}", prompt(tag, tokens)
-        digest = token_digest(ids)
-        self.inputs[digest] = ids
-        self.client.append(
-            OperationStarted(
-                op=op,
-                case=case,
-                name=OperationName.PROMPT,
-                prompt_tokens=tokens,
-                prompt_sha256=digest,
-                salt="",
-                together=None,
-            )
-        )
-        answer = self.engine.generate_one(op, ids, OUTPUT_TOKENS, 42, True)
-        told = {name: value for name, value in answer._asdict().items() if name != "first_token_s"}
-        self.client.append(OperationOutput(op=op, **told))
-        self.client.append(OperationEnded(op=op, ok=True, error=None))
-        assert self.engine.reset_local_cache().local_reset
+        self.ask([(f"{case}.{name}", case, prompt(tag, tokens))], OperationName.PROMPT)
 
     def boundaries(self) -> None:
         for case, tokens in LENGTHS.items():
@@ -159,81 +118,48 @@ class Driver:
 @contextmanager
 def served(
     root: Path, model: Path, version: str, *, separate: bool, repair: str | None = None, delay_ms: int = 0
-) -> Iterator[tuple[Driver, list[Arm]]]:
+) -> Iterator[tuple[Prompted, list[Arm]]]:
     """An engine beside a server of its own; after the block, what it left behind."""
     try:
         packages = ensure("lmcache", version)
     except ReleaseError as error:
         pytest.skip(str(error))
-    plan = load("boundary-instrumented")
-    delayed = plan.instruments.model_copy(update={"save_delay_ms": delay_ms})
-    writer = ArchiveWriter.create(root / "archive", plan_json(plan.model_copy(update={"instruments": delayed})))
-    folder = writer.arm_dir("candidate")
-    client = StreamWriter(folder / "client.jsonl", "candidate", "client")
     options = {"separate_object_groups": separate}
     server = LMCacheServer(ServiceSpec("candidate", "lmcache", packages, options, 1 << 28, root, root / "service.log"))
-    engine = VllmEngine(
-        EngineSpec(
-            arm="candidate",
-            model=model,
-            settings={
-                "block_size": C,
-                "max_model_len": 1024,
-                "max_num_batched_tokens": 1024,
-                "num_gpu_blocks_override": 24,
-                "enforce_eager": True,
-                "enable_prefix_caching": True,
-                "skip_tokenizer_init": True,
-            },
-            serve_args=[],
-            connector="lmcache",
-            external_cache_bytes=0,
-            audit_level="poison",
-            save_delay_ms=delay_ms,
-            fault=None,
-            stream_dir=folder,
-            log_path=writer.log_path("candidate"),
-            connector_options=dict(server.connector_options),
-            packages=packages,
-            service=server.address,
-            repair=repair,
-        )
+    driver = Prompted(
+        root / "archive",
+        model,
+        {"block_size": C, "max_num_batched_tokens": 1024, "num_gpu_blocks_override": 24},
+        output_tokens=OUTPUT_TOKENS,
+        save_delay_ms=delay_ms,
+        connector="lmcache",
+        external_cache_bytes=0,
+        connector_options=dict(server.connector_options),
+        packages=packages,
+        service=server.address,
+        repair=repair,
     )
-    driver = Driver(engine, client)
     found: list[Arm] = []
     try:
         server.start(C)
-        assert engine.start().checkpoint_interval == C
-        assert shared_memory.segments({engine.pid}), "the engine's cache is not where the server can see it"
+        assert driver.engine.start().checkpoint_interval == C
+        assert shared_memory.segments({driver.engine.pid}), "the engine's cache is not where the server can see it"
         yield driver, found
     finally:
-        pid = engine.pid
-        engine.close()
+        pid = driver.engine.pid
+        driver.close()
         server.stop()
-        client.close()
     shared_memory.remove({pid})
     assert shared_memory.segments({pid}) == []
-    writer.write_inputs(driver.inputs)
-    writer.seal()
-    found.append(read(Archive.open(root / "archive")))
-
-
-def read(archive: Archive) -> Arm:
-    assert archive.verify() == []
-    lines = [(line.t_ns, line.rec) for of in ("scheduler", "worker-0") for line in archive.records("candidate", of)]
-    answers = [line.rec for line in archive.records("candidate", "client") if isinstance(line.rec, OperationOutput)]
-    history = History.read(archive)
-    findings = {
-        (finding.place.op or "", name, finding.code)
-        for name in CHECKS
-        for finding in ANALYZERS["boundary-instrumented-v1"].checks[name](history).findings
-    }
-    return Arm(
-        sorted(lines, key=lambda line: line[0]),
-        {answer.op: answer.request for answer in answers},
-        {answer.op: answer.token_ids for answer in answers},
-        {answer.op: answer.cached_tokens for answer in answers},
-        findings,
+    seen = driver.seal()
+    found.append(
+        Arm(
+            seen.lines,
+            {answer.op: answer.request for answer in seen.answers},
+            {answer.op: answer.token_ids for answer in seen.answers},
+            {answer.op: answer.cached_tokens for answer in seen.answers},
+            {(op, check, code) for op, findings in seen.findings.items() for check, code in findings},
+        )
     )
 
 

@@ -293,6 +293,7 @@ class _Arm:
         self.client += [
             r.EngineStarted(
                 engine="sim",
+                process=f"simulated-{self.name}",
                 versions={"sim": "1"},
                 checkpoint_interval=self.c,
                 max_model_len=8192,
@@ -300,7 +301,7 @@ class _Arm:
                 pipeline_parallel=1,
                 data_parallel=1,
                 decode_context_parallel=1,
-                connector="Sim" if self.external else None,
+                connector="SimConnector" if self.external else None,
                 audit_level=self.level,
                 settings={"cache_config.block_size": self.c, "kv_transfer_config.kv_role": self.name, **self._mode()},
                 eos_token_ids=[EOS],

@@ -20,6 +20,7 @@ def main():
     server.add_argument("--separate-object-groups", action=argparse.BooleanOptionalAction)
     server.add_argument("--deaf", action="store_true")
     server.add_argument("--hang", action="store_true")
+    server.add_argument("--late", type=float, default=0)
     server.add_argument("--leave", metavar="PID")
     args = parser.parse_args(sys.argv[1:])
     print("arguments", sys.argv, flush=True)
@@ -28,8 +29,7 @@ def main():
         raise ValueError("chunk size 7 is odd")
     if args.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if args.hang:
-        time.sleep(600)
+    time.sleep(600 if args.hang else args.late)
     if args.leave:
         for maker in (os.getpid(), int(args.leave)):
             with open(f"/dev/shm/torch_{maker}_samestate_0", "w+b") as file:

@@ -175,6 +175,12 @@ def test_a_server_that_never_answers_is_given_up(make: Make, monkeypatch: pytest
     assert not server.alive()
 
 
+def test_a_server_that_is_late_is_waited_for(make: Make) -> None:
+    server = make(late=1.5)
+    assert server.start(1792).service == "lmcache"
+    assert server.alive()
+
+
 def test_a_killed_server_is_seen_and_reaped(make: Make) -> None:
     server = make()
     server.start(1792)

@@ -6,7 +6,6 @@ without it, then a clean cold and reload. Nothing of a fault may be seen outside
 
 from __future__ import annotations
 
-import random
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -14,13 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from samestate.checks.analyzers import ANALYZERS
+from instruments.driven import Driver, prompt
 from samestate.checks.base import Finding, Verdict
-from samestate.checks.history import History
-from samestate.engines.base import EngineSpec
-from samestate.engines.vllm import VllmEngine
-from samestate.evidence.archive import Archive, ArchiveWriter
-from samestate.evidence.canonical import token_digest
 from samestate.evidence.records import (
     BatchScheduled,
     EntryKind,
@@ -28,10 +22,7 @@ from samestate.evidence.records import (
     LoadCompleted,
     LoadSubmitted,
     Lookup,
-    OperationEnded,
     OperationName,
-    OperationOutput,
-    OperationStarted,
     PageRow,
     PagesDigested,
     PageSide,
@@ -41,9 +32,7 @@ from samestate.evidence.records import (
     SaveSubmitted,
     StateComputed,
 )
-from samestate.evidence.stream import StreamWriter
 from samestate.faults.catalogue import FAULTS
-from samestate.plans.load import load, plan_json
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -55,7 +44,6 @@ WHOLE = 2 * C
 OUTPUT_TOKENS = 8
 BLOCKS = 32
 DELAY_MS = 150
-CHECKS = ("page-bytes", "page-coverage", "poison", "save-completion", "prefix-identity")
 ARRIVED_OTHER, ARRIVED_ZERO, SENTINEL_LEFT, GUARD_CHANGED = "arrived-other", "arrived-zero", "sentinel", "guard"
 STALE, STORED_OTHER, OVERWRITTEN, EARLY = "stale", "stored-other", "overwritten", "early"
 UNCOMPUTED, NULL_BLOCK, NOT_LOADED, LATE, NOT_CREDITED = "uncomputed", "null-block", "not-loaded", "late", "credit"
@@ -103,34 +91,12 @@ class Session(NamedTuple):
         return [(t, one) for t, one in self.lines if isinstance(one, kind) and one.request == self.requests[op]]
 
 
-def prompt(tag: str, tokens: int) -> list[int]:
-    source = random.Random(tag)
-    return [source.randrange(2, 500) for _ in range(tokens)]
-
-
-class Driver:
-    """Runs operations on one engine and writes down what a client sees."""
-
-    def __init__(self, engine: VllmEngine, client: StreamWriter) -> None:
-        self.engine = engine
-        self.client = client
-        self.inputs: dict[str, list[int]] = {}
+class Faulted(Driver):
+    """Runs cases on one engine, each with a fault armed and then without."""
 
     def run(self, case: str, name: str, tag: str, tokens: int) -> None:
-        op, ids = f"{case}.{name}", prompt(tag, tokens)
-        digest = token_digest(ids)
-        self.inputs[digest] = ids
         kind = OperationName.COLD if name.endswith("cold") else OperationName.RELOAD
-        self.client.append(
-            OperationStarted(
-                op=op, case=case, name=kind, prompt_tokens=tokens, prompt_sha256=digest, salt="", together=None
-            )
-        )
-        answer = self.engine.generate_one(op, ids, OUTPUT_TOKENS, 42, True)
-        told = {name: value for name, value in answer._asdict().items() if name != "first_token_s"}
-        self.client.append(OperationOutput(op=op, **told))
-        self.client.append(OperationEnded(op=op, ok=True, error=None))
-        assert self.engine.reset_local_cache().local_reset
+        self.ask([(f"{case}.{name}", case, prompt(tag, tokens))], kind)
 
     def case(self, fault: str) -> None:
         tokens = WHOLE if fault == "full-lookup" else TOKENS
@@ -148,62 +114,22 @@ class Driver:
 @pytest.fixture(scope="module")
 def session(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
     root = tmp_path_factory.mktemp("live-faults") / "archive"
-    plan = load("boundary-instrumented")
-    delayed = plan.instruments.model_copy(update={"save_delay_ms": DELAY_MS})
-    writer = ArchiveWriter.create(root, plan_json(plan.model_copy(update={"instruments": delayed})))
-    folder = writer.arm_dir("candidate")
-    client = StreamWriter(folder / "client.jsonl", "candidate", "client")
-    engine = VllmEngine(
-        EngineSpec(
-            arm="candidate",
-            model=tiny_model,
-            settings={
-                "block_size": C,
-                "max_model_len": 1024,
-                "num_gpu_blocks_override": BLOCKS,
-                "enforce_eager": True,
-                "enable_prefix_caching": True,
-                "skip_tokenizer_init": True,
-            },
-            serve_args=[],
-            connector="native",
-            external_cache_bytes=1 << 28,
-            audit_level="poison",
-            save_delay_ms=DELAY_MS,
-            fault=None,
-            stream_dir=folder,
-            log_path=writer.log_path("candidate"),
-        )
-    )
-    driver = Driver(engine, client)
+    settings = {"block_size": C, "num_gpu_blocks_override": BLOCKS}
+    driver = Faulted(root, tiny_model, settings, output_tokens=OUTPUT_TOKENS, save_delay_ms=DELAY_MS)
     try:
-        assert engine.start().checkpoint_interval == C
+        assert driver.engine.start().checkpoint_interval == C
         driver.run("first", "clean-cold", "first", TOKENS)
         driver.run("first", "clean-reload", "first", TOKENS)
         for fault in FAULTS:
             driver.case(fault)
     finally:
-        engine.close()
-        client.close()
-    writer.write_inputs(driver.inputs)
-    writer.seal()
-    return read(Archive.open(root))
-
-
-def read(archive: Archive) -> Session:
-    assert archive.verify() == []
-    lines = [(line.t_ns, line.rec) for of in ("scheduler", "worker-0") for line in archive.records("candidate", of)]
-    answers = [line.rec for line in archive.records("candidate", "client") if isinstance(line.rec, OperationOutput)]
-    history = History.read(archive)
-    findings: dict[str, dict[tuple[str, str], Finding]] = defaultdict(dict)
-    for name in CHECKS:
-        for finding in ANALYZERS["boundary-instrumented-v1"].checks[name](history).findings:
-            findings[finding.place.op or ""][name, finding.code] = finding
+        driver.close()
+    seen = driver.seal()
     return Session(
-        sorted(lines, key=lambda line: line[0]),
-        {answer.op: answer.request for answer in answers},
-        {answer.op: answer.token_ids for answer in answers},
-        dict(findings),
+        seen.lines,
+        {answer.op: answer.request for answer in seen.answers},
+        {answer.op: answer.token_ids for answer in seen.answers},
+        seen.findings,
     )
 
 

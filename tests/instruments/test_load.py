@@ -7,20 +7,13 @@ were saved from are soon used again.
 
 from __future__ import annotations
 
-import random
-from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from samestate.checks.analyzers import ANALYZERS
+from instruments.driven import CHECKS, Driver, prompt
 from samestate.checks.base import CheckResult, Finding, Verdict
-from samestate.checks.history import History
-from samestate.engines.base import Ask, EngineSpec
-from samestate.engines.vllm import VllmEngine
-from samestate.evidence.archive import Archive, ArchiveWriter
-from samestate.evidence.canonical import token_digest
 from samestate.evidence.records import (
     PREEMPTIONS,
     BatchScheduled,
@@ -29,15 +22,10 @@ from samestate.evidence.records import (
     LoadCompleted,
     LoadSubmitted,
     Lookup,
-    OperationEnded,
     OperationName,
-    OperationOutput,
-    OperationStarted,
     PagesDigested,
 )
-from samestate.evidence.stream import StreamWriter
 from samestate.faults.catalogue import FAULTS
-from samestate.plans.load import load, plan_json
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -49,7 +37,6 @@ TOKENS = (2 * C - 6, 2 * C + 1, 2 * C - 2, 3 * C - 5)
 OUTPUT_TOKENS = 16
 BLOCKS = 24
 """Fewer than four requests want: a request has up to three blocks in each of three recurrent groups, and four more."""
-CHECKS = ("page-bytes", "page-coverage", "poison", "save-completion", "prefix-identity")
 ARMED = ("stale-page", "short-copy")
 CLEAN = ("before", "after")
 
@@ -77,48 +64,21 @@ class Session(NamedTuple):
         ]
 
 
-def prompt(tag: str, tokens: int) -> list[int]:
-    source = random.Random(tag)
-    return [source.randrange(2, 500) for _ in range(tokens)]
+class Loaded(Driver):
+    """Runs batches on one engine."""
 
-
-class Driver:
-    """Runs batches on one engine and writes down what a client sees."""
-
-    def __init__(self, engine: VllmEngine, client: StreamWriter) -> None:
-        self.engine = engine
-        self.client = client
-        self.inputs: dict[str, list[int]] = {}
-        self.preemptions: dict[str, float] = {}
+    preemptions: dict[str, float]
+    """By batch."""
 
     def batch(self, case: str, name: str) -> None:
         """All prompts of a case at once."""
         kind = OperationName.COLD if name == "cold" else OperationName.RELOAD
-        asks = []
-        for n, tokens in enumerate(TOKENS):
-            op, ids = f"{case}.{name}-{n}", prompt(f"{case} {n}", tokens)
-            digest = token_digest(ids)
-            self.inputs[digest] = ids
-            asks.append(Ask(op, ids))
-            self.client.append(
-                OperationStarted(
-                    op=op,
-                    case=f"{case}-{n}",
-                    name=kind,
-                    prompt_tokens=tokens,
-                    prompt_sha256=digest,
-                    salt="",
-                    together=f"{case}.{name}",
-                )
-            )
+        asked = [
+            (f"{case}.{name}-{n}", f"{case}-{n}", prompt(f"{case} {n}", tokens)) for n, tokens in enumerate(TOKENS)
+        ]
         before = self.engine.counters().values[PREEMPTIONS]
-        answers = self.engine.generate(asks, OUTPUT_TOKENS, 42, True)
+        self.ask(asked, kind, together=f"{case}.{name}")
         self.preemptions[f"{case}.{name}"] = self.engine.counters().values[PREEMPTIONS] - before
-        for ask, answer in zip(asks, answers, strict=True):
-            told = {name: value for name, value in answer._asdict().items() if name != "first_token_s"}
-            self.client.append(OperationOutput(op=ask.request, **told))
-            self.client.append(OperationEnded(op=ask.request, ok=True, error=None))
-        assert self.engine.reset_local_cache().local_reset
 
     def case(self, name: str, fault: str | None = None) -> None:
         self.engine.arm_fault(fault)
@@ -130,68 +90,31 @@ class Driver:
 @pytest.fixture(scope="module")
 def session(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
     root = tmp_path_factory.mktemp("load") / "archive"
-    plan = load("boundary-instrumented")
-    undelayed = plan.instruments.model_copy(update={"save_delay_ms": 0})
-    writer = ArchiveWriter.create(root, plan_json(plan.model_copy(update={"instruments": undelayed})))
-    folder = writer.arm_dir("candidate")
-    client = StreamWriter(folder / "client.jsonl", "candidate", "client")
-    engine = VllmEngine(
-        EngineSpec(
-            arm="candidate",
-            model=tiny_model,
-            settings={
-                "block_size": C,
-                "max_model_len": 1024,
-                "max_num_batched_tokens": 2 * C,
-                "long_prefill_token_threshold": CHUNK,
-                "max_num_seqs": 4,
-                "num_gpu_blocks_override": BLOCKS,
-                "enforce_eager": True,
-                "enable_prefix_caching": True,
-                "skip_tokenizer_init": True,
-            },
-            serve_args=[],
-            connector="native",
-            external_cache_bytes=1 << 28,
-            audit_level="poison",
-            save_delay_ms=0,
-            fault=None,
-            stream_dir=folder,
-            log_path=writer.log_path("candidate"),
-        )
-    )
-    driver = Driver(engine, client)
+    settings = {
+        "block_size": C,
+        "max_num_batched_tokens": 2 * C,
+        "long_prefill_token_threshold": CHUNK,
+        "max_num_seqs": 4,
+        "num_gpu_blocks_override": BLOCKS,
+    }
+    driver = Loaded(root, tiny_model, settings, output_tokens=OUTPUT_TOKENS)
+    driver.preemptions = {}
     try:
-        assert engine.start().checkpoint_interval == C
+        assert driver.engine.start().checkpoint_interval == C
         driver.case("before")
         for fault in ARMED:
             driver.case(fault, fault)
         driver.case("after")
     finally:
-        engine.close()
-        client.close()
-    writer.write_inputs(driver.inputs)
-    writer.seal()
-    return read(Archive.open(root), driver.preemptions)
-
-
-def read(archive: Archive, preemptions: dict[str, float]) -> Session:
-    assert archive.verify() == []
-    lines = [(line.t_ns, line.rec) for of in ("scheduler", "worker-0") for line in archive.records("candidate", of)]
-    answers = [line.rec for line in archive.records("candidate", "client") if isinstance(line.rec, OperationOutput)]
-    history = History.read(archive)
-    results = {name: ANALYZERS["boundary-instrumented-v1"].checks[name](history) for name in CHECKS}
-    findings: dict[str, dict[tuple[str, str], Finding]] = defaultdict(dict)
-    for name, result in results.items():
-        for finding in result.findings:
-            findings[finding.place.op or ""][name, finding.code] = finding
+        driver.close()
+    seen = driver.seal()
     return Session(
-        sorted(lines, key=lambda line: line[0]),
-        {answer.request: answer.op for answer in answers},
-        {answer.op: answer.token_ids for answer in answers},
-        preemptions,
-        results,
-        dict(findings),
+        seen.lines,
+        {answer.request: answer.op for answer in seen.answers},
+        {answer.op: answer.token_ids for answer in seen.answers},
+        driver.preemptions,
+        seen.results,
+        seen.findings,
     )
 
 

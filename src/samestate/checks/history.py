@@ -137,6 +137,9 @@ class ArmHistory:
     """That plan; None also when it cannot be read."""
     engines: list[Seen[r.EngineStarted]] = field(default_factory=list)
     ranks: dict[int, Seen[r.RankRegistered]] = field(default_factory=dict)
+    """By rank, the first registration."""
+    ranks_again: list[Seen[r.RankRegistered]] = field(default_factory=list)
+    """Registrations of ranks that had registered."""
     schedulers: list[Seen[r.SchedulerConfigured]] = field(default_factory=list)
     resolved: list[Seen[r.PlanResolved]] = field(default_factory=list)
     started: list[Seen[r.OperationStarted]] = field(default_factory=list)
@@ -302,6 +305,13 @@ class History:
         return self.attempts[-1]
 
 
+def _register(arm: ArmHistory, seen: Seen[r.RankRegistered]) -> None:
+    if seen.rec.rank in arm.ranks:
+        arm.ranks_again.append(seen)
+    else:
+        arm.ranks[seen.rec.rank] = seen
+
+
 class _Reader:
     """Fills a History."""
 
@@ -313,7 +323,7 @@ class _Reader:
         self._open_loads: dict[tuple[str, int, int], Load] = {}
         self._handlers: dict[type[r.Record], Callable[[ArmHistory, Any], None]] = {
             r.EngineStarted: lambda arm, seen: arm.engines.append(seen),
-            r.RankRegistered: lambda arm, seen: arm.ranks.__setitem__(seen.rec.rank, seen),
+            r.RankRegistered: _register,
             r.SchedulerConfigured: lambda arm, seen: arm.schedulers.append(seen),
             r.PlanResolved: lambda arm, seen: arm.resolved.append(seen),
             r.OperationStarted: lambda arm, seen: arm.started.append(seen),

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from samestate.checks.base import Finding, Place
 from samestate.checks.boundary import Reload
-from samestate.checks.history import ArmHistory
+from samestate.checks.history import ArmHistory, Load, Saved
 from samestate.checks.layout import RankLayout
 from samestate.checks.verdicts import fail, unknown
 from samestate.evidence.records import TransferPart
+
+Block = tuple[int, int]
+"""Transfer group, and index in the request's block table."""
+
+
+class Loaded(NamedTuple):
+    """The loads of one rank that one step of a request went on from."""
+
+    name: str
+    """Whose: begins every message."""
+    place: Place
+    loads: list[Load]
+    local: int
+    """Tokens that were there already."""
+    restored: int | None
+    """B; None: what must be among the parts is not known."""
 
 
 def load_parts(arm: ArmHistory, reload: Reload) -> Iterator[Finding]:
@@ -25,29 +43,41 @@ def load_parts(arm: ArmHistory, reload: Reload) -> Iterator[Finding]:
             continue
         layout = RankLayout(arm.ranks[rank])
         place = reload.place.model_copy(update={"rank": rank})
-        parts = [part for load in loads for part in load.submitted.rec.parts]
-        evidence = [load.submitted.where for load in loads]
-        for part in parts:
-            yield from _size(layout, part, f"{reload.op}: rank {rank}: a load", place, evidence)
-        restored = reload.boundaries[rank]
-        if restored is not None and restored <= reload.tokens:  # a farther one is a fail of `boundary`
-            yield from _missing(layout, parts, local, restored, place, evidence)
-        for load in loads:
-            saved = {
-                (one.part.group, index)
-                for twin in twins
-                for one in arm.saves.done.get((rank, twin), ())
-                if one.n < load.submitted.n
-                for index in layout.blocks(one.part)
-            }
-            blocks = [(part.group, index) for part in load.submitted.rec.parts for index in layout.blocks(part)]
-            absent = [block for block in blocks if block not in saved]
-            if absent:
-                message = (
-                    f"{reload.op}: rank {rank}: no completed save of {len(absent)} of the {len(blocks)} loaded blocks "
-                    f"is recorded before, the first is block {absent[0][1]} of transfer group {absent[0][0]}"
-                )
-                yield unknown("not_saved_here", message, place, [load.submitted.where])
+        b = reload.boundaries[rank]
+        known = b if b is not None and b <= reload.tokens else None  # a farther one is a fail of `boundary`
+        saved = [(one, block) for twin in twins for one, block in saved_blocks(arm, rank, twin, layout)]
+        yield from rank_parts(layout, Loaded(reload.op, place, loads, local, known), partial(_before, saved))
+
+
+def _before(saved: Sequence[tuple[Saved, Block]], load: Load) -> set[Block]:
+    return {block for one, block in saved if one.n < load.submitted.n}
+
+
+def rank_parts(layout: RankLayout, one: Loaded, saved: Callable[[Load], set[Block]]) -> Iterator[Finding]:
+    """Parts move whole blocks, all that [local, B) needs, and nothing that `saved` does not hold for the load."""
+    name, place = f"{one.name}: rank {one.place.rank}", one.place
+    parts = [part for load in one.loads for part in load.submitted.rec.parts]
+    evidence = [load.submitted.where for load in one.loads]
+    for part in parts:
+        yield from _size(layout, part, f"{name}: a load", place, evidence)
+    if one.restored is not None:
+        yield from _missing(layout, parts, one, evidence)
+    for load in one.loads:
+        there = saved(load)
+        blocks = [(part.group, index) for part in load.submitted.rec.parts for index in layout.blocks(part)]
+        absent = [block for block in blocks if block not in there]
+        if absent:
+            message = (
+                f"{name}: no completed save of {len(absent)} of the {len(blocks)} loaded blocks "
+                f"is recorded before, the first is block {absent[0][1]} of transfer group {absent[0][0]}"
+            )
+            yield unknown("not_saved_here", message, place, [load.submitted.where])
+
+
+def saved_blocks(arm: ArmHistory, rank: int, request: str, layout: RankLayout) -> Iterator[tuple[Saved, Block]]:
+    """Every block that completed saves of a request moved on one rank."""
+    for one in arm.saves.done.get((rank, request), ()):
+        yield from ((one, (one.part.group, index)) for index in layout.blocks(one.part))
 
 
 def save_parts(arm: ArmHistory) -> Iterator[Finding]:
@@ -80,15 +110,14 @@ def _size(layout: RankLayout, part: TransferPart, what: str, place: Place, evide
         yield fail("bytes_disagree", message, place.model_copy(update={"group": part.group}), evidence)
 
 
-def _missing(
-    layout: RankLayout, parts: list[TransferPart], local: int, restored: int, place: Place, evidence: list[str]
-) -> Iterator[Finding]:
+def _missing(layout: RankLayout, parts: list[TransferPart], one: Loaded, evidence: list[str]) -> Iterator[Finding]:
+    restored = one.restored or 0
     for group in layout.groups:
-        missing = layout.missing_blocks(group, parts, local, restored)
+        missing = layout.missing_blocks(group, parts, one.local, restored)
         if missing:
             message = (
-                f"{place.op}: rank {place.rank}: {len(missing)} blocks of transfer group {group} that [0, {restored}) "
-                f"needs are in no part of its loads, the first is block {missing[0]}"
+                f"{one.name}: rank {one.place.rank}: {len(missing)} blocks of transfer group {group} that "
+                f"[0, {restored}) needs are in no part of its loads, the first is block {missing[0]}"
             )
-            at = place.model_copy(update={"group": group, "boundary": restored})
+            at = one.place.model_copy(update={"group": group, "boundary": restored})
             yield unknown("missing_part", message, at, evidence)

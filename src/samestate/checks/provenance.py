@@ -14,7 +14,7 @@ from samestate.checks.boundary import expected_ranks, restored
 from samestate.checks.geometry import missing_steps, only_step_ends, sources_agree
 from samestate.checks.history import History, Load, Row
 from samestate.checks.prefixes import Prefixes
-from samestate.checks.scenario import Generation, generations
+from samestate.checks.scenario import Generation, generations, lineage
 from samestate.checks.transfers import load_done
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import EngineGroup, EntryKind
@@ -144,10 +144,7 @@ class _Origins:
 
     def _before(self, one: Generation) -> list[Generation]:
         """Earlier generations of this arm and of those it follows, and the others of its batch."""
-        arms, follows = [one.arm.name], self._history.follows(one.arm.name)
-        while follows is not None and follows not in arms:
-            arms.append(follows)
-            follows = self._history.follows(follows)
+        arms = {arm.name for arm in lineage(self._history, one.arm)}
         at = self.generations.index(one)
         return [
             other
@@ -195,17 +192,8 @@ class _Origins:
             place = one.place.model_copy(update={"rank": rank})
             for load in of_rank:
                 yield from load_done(one.name, load, place)
-            for row, together in self._by_resumption(one, of_rank).items():
+            for row, together in one.resumptions(rank).items():
                 yield from self._boundary(one, row, together, place)
-
-    def _by_resumption(self, one: Generation, loads: list[Load]) -> dict[Row, list[Load]]:
-        """Loads by the step that went on from them: a preempted request loads again."""
-        found: dict[Row, list[Load]] = {}
-        for load in loads:
-            row = one.arm.resumed(one.request or "", load.submitted.t_ns)
-            if row is not None:
-                found.setdefault(row, []).append(load)
-        return found
 
     def _boundary(self, one: Generation, row: Row, loads: list[Load], place: Place) -> Iterator[Finding]:
         b, p, n = restored(loads), row.start, one.tokens

@@ -94,12 +94,29 @@ class Generation(NamedTuple):
         """By rank."""
         return by_rank(self.arm.loads.get(self.request or "", ()))
 
+    def resumptions(self, rank: int) -> dict[Row, list[Load]]:
+        """Loads of a rank by the step that went on from them: a preempted request loads again."""
+        found: dict[Row, list[Load]] = {}
+        for load in self.loads.get(rank, ()):
+            row = self.arm.resumed(self.request or "", load.submitted.t_ns)
+            if row is not None:
+                found.setdefault(row, []).append(load)
+        return found
+
 
 def generations(history: History, arms: Sequence[ArmHistory]) -> list[Generation]:
     """The planned generations of `arms`, in order; raises MissingEvidence, also for a plan without a scenario."""
     if not history.plan.scenario:
         raise MissingEvidence("no_scenario", "the plan has no scenario")
     return [Generation(arm, case.id, case.tokens, op) for arm in arms for case, op in history.generations(arm=arm.name)]
+
+
+def lineage(history: History, arm: ArmHistory) -> list[ArmHistory]:
+    """The arm, and those whose external cache it finds, the nearest first; raises MissingEvidence."""
+    found = [arm]
+    while (before := history.follows(found[-1].name)) is not None and before not in {one.name for one in found}:
+        found.append(history.arm(before))
+    return found
 
 
 def neighbours(generation: Generation, others: Sequence[Generation]) -> list[str]:

@@ -6,13 +6,20 @@ from collections.abc import Iterator
 
 from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.history import ArmHistory, History
-from samestate.checks.verdicts import conclude, fail
+from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import EngineStarted, Scalar
 from samestate.plans.model import ArmPlan
 
 CHECK = "settings"
 ENGINES_CHOICE = "auto"
 """A planned value that leaves the effective one to the engine."""
+CONNECTOR_CLASSES = {
+    "native": ("OffloadingConnector",),
+    "dictionary": ("DictionaryConnector",),
+    "lmcache": ("HostLMCacheConnector",),
+}
+"""The class that each planned connector runs as inside the audit, on a real engine."""
+SIMULATED = "SimConnector"
 
 
 def settings(history: History) -> CheckResult:
@@ -31,6 +38,7 @@ def settings(history: History) -> CheckResult:
     for planned in history.plan.arms:
         arm = history.arm(planned.name)
         findings += [*_connector(arm, planned), *_in_force(arm, history.plan.engine.settings)]
+        findings += [*_audit(arm, planned, history.plan.instruments.audit_level), *_registered_once(arm)]
     summary = f"{len(expected)} settings and versions alike in {len(history.arms)} arms"
     if findings:
         summary = f"{len(findings)} differences from the plan or between the arms"
@@ -71,10 +79,26 @@ def _differ(left: Scalar, right: Scalar) -> bool:
 
 
 def _connector(arm: ArmHistory, planned: ArmPlan) -> Iterator[Finding]:
-    has = arm.engine.rec.connector
-    if (has is None) != (planned.connector == "none"):
-        message = f"arm {arm.name}: connector {has or 'none'}, planned {planned.connector}"
+    engine = arm.engine.rec
+    classes = (SIMULATED,) if engine.engine == "sim" else CONNECTOR_CLASSES.get(planned.connector, ())
+    right = engine.connector is None if planned.connector == "none" else engine.connector in classes
+    if not right:
+        message = f"arm {arm.name}: connector {engine.connector or 'none'}, planned {planned.connector}"
         yield fail("wrong_connector", message, Place(arm=arm.name), [arm.engine.where])
+
+
+def _audit(arm: ArmHistory, planned: ArmPlan, level: str) -> Iterator[Finding]:
+    """Every arm with a connector was watched as closely as planned."""
+    actual, expected = arm.engine.rec.audit_level, None if planned.connector == "none" else level
+    if actual != expected:
+        message = f"arm {arm.name}: audit level {actual or 'none'}, planned {expected or 'none'}"
+        yield fail("wrong_audit_level", message, Place(arm=arm.name), [arm.engine.where])
+
+
+def _registered_once(arm: ArmHistory) -> Iterator[Finding]:
+    for again in arm.ranks_again:
+        message = f"arm {arm.name}: rank {again.rec.rank} registered its cache again: which tables hold is not known"
+        yield unknown("registered_again", message, Place(arm=arm.name, rank=again.rec.rank), [again.where])
 
 
 def _in_force(arm: ArmHistory, planned: dict[str, Scalar]) -> Iterator[Finding]:

@@ -355,6 +355,7 @@ class Arm:
         """By (request, source)."""
         self.preempted: set[str] = set()
         self.ranks: dict[int, dict[str, Any]] = {}
+        self.ranks_again: set[int] = set()
         self.lookups: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.allocated: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.loads: dict[str, dict[int, list[Load]]] = {}
@@ -402,7 +403,10 @@ class Arm:
             if any(seen.rec["audit_level"] in PAGE_LEVELS for seen in self.all["engine_started"][-1:]):
                 self.assigned.add(rec["request"])
         elif kind == "rank_registered":
-            self.ranks[rec["rank"]] = rec
+            if rec["rank"] in self.ranks:
+                self.ranks_again.add(rec["rank"])
+            else:
+                self.ranks[rec["rank"]] = rec
         elif kind == "batch_scheduled":
             if rec["source"] == "scheduler":
                 array("q", (seen.t, seen.n))
@@ -1588,6 +1592,14 @@ def one_value(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
+CONNECTOR_CLASSES = {
+    "native": "OffloadingConnector",
+    "dictionary": "DictionaryConnector",
+    "lmcache": "HostLMCacheConnector",
+}
+"""What each planned connector runs as on a real engine."""
+
+
 def settings(question: Question) -> Result:
     """Arms ran the planned engine, and the same one but for what the plan declares."""
     plan, findings = question.plan, list[Finding]()
@@ -1605,9 +1617,14 @@ def settings(question: Question) -> Result:
             findings.append((FAIL, f"arm {arm.name}: more than one engine (data_parallel)"))
     for planned in plan["arms"]:
         arm = question.arm(planned["name"])
-        if (arm.engine["connector"] is None) != (planned["connector"] == "none"):
-            said = arm.engine["connector"] or "none"
-            findings.append((FAIL, f"arm {arm.name}: connector {said}, planned {planned['connector']}"))
+        without, said = planned["connector"] == "none", arm.engine["connector"]
+        known = "SimConnector" if arm.engine["engine"] == "sim" else CONNECTOR_CLASSES.get(planned["connector"])
+        if said is not None if without else said != known:
+            findings.append((FAIL, f"arm {arm.name}: connector {said or 'none'}, planned {planned['connector']}"))
+        level = None if without else plan.get("instruments", {}).get("audit_level", "metadata")
+        if arm.engine["audit_level"] != level:
+            findings.append((FAIL, f"arm {arm.name}: audit level {arm.engine['audit_level']}, planned {level}"))
+        findings += [(UNKNOWN, f"arm {arm.name}: rank {one} registered again") for one in sorted(arm.ranks_again)]
         findings += in_force(arm, plan["engine"]["settings"])
     return conclude("settings", findings, len(first.engine["settings"]), f"{len(due)} settings and versions")
 
