@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import released
 from instruments.driven import Driver, prompt
 from samestate.engines import shared_memory
 from samestate.engines.lmcache_server import LMCacheServer
-from samestate.engines.releases import ReleaseError, ensure
 from samestate.engines.services import ServiceSpec
 from samestate.evidence.records import (
     EntryKind,
@@ -120,10 +120,7 @@ def served(
     root: Path, model: Path, version: str, *, separate: bool, repair: str | None = None, delay_ms: int = 0
 ) -> Iterator[tuple[Prompted, list[Arm]]]:
     """An engine beside a server of its own; after the block, what it left behind."""
-    try:
-        packages = ensure("lmcache", version)
-    except ReleaseError as error:
-        pytest.skip(str(error))
+    packages = released.lmcache(version)
     options = {"separate_object_groups": separate}
     server = LMCacheServer(ServiceSpec("candidate", "lmcache", packages, options, 1 << 28, root, root / "service.log"))
     driver = Prompted(

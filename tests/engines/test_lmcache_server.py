@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import released
 from samestate.engines import lmcache_server
 from samestate.engines.lmcache_server import LMCacheServer, require_known, split
-from samestate.engines.releases import ReleaseError, ensure
 from samestate.engines.services import ServiceError, ServiceSpec
 from samestate.engines.shared_memory import SHARED_MEMORY
 from samestate.evidence.records import Scalar
@@ -255,10 +255,7 @@ def test_a_release_that_is_not_there_is_one_line(make: Make, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["0.5.5", "0.5.6"])
 def test_a_real_release_starts_and_takes_its_own_options(make: Make, version: str) -> None:
-    try:
-        packages = ensure("lmcache", version)
-    except ReleaseError as error:
-        pytest.skip(f"the release cannot be had: {error}")
+    packages = released.lmcache(version)
     server = make(packages, separate_object_groups=True, l2_adapter='{"type":"fs_native","base_path":"{data_dir}"}')
     assert server.start(1792).version == version
     assert server.alive()

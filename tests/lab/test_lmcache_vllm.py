@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+import released
 from samestate.checks.analyzers import Judgement, judge, source_sha256
 from samestate.checks.base import Verdict
 from samestate.engines.lmcache_server import LMCacheServer
-from samestate.engines.releases import ReleaseError, ensure
 from samestate.engines.services import ServiceSpec
 from samestate.engines.shared_memory import SHARED_MEMORY
 from samestate.engines.vllm import VllmEngine
@@ -76,10 +76,7 @@ def run(clean_archive: Path, tiny_model: Path, tmp_path: Path) -> Run:
         control: Path = clean_archive,
         **more: Any,
     ) -> Archive:
-        try:
-            packages = ensure("lmcache", release)
-        except ReleaseError as error:
-            pytest.skip(f"the release cannot be had: {error}")
+        packages = released.lmcache(release)
         plan = with_connector(load(name), "lmcache", release=release, options=options, **more)
         request = RunRequest(
             plan=freeze(plan, source_sha256(plan.analyzer.id)),
