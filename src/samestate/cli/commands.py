@@ -11,7 +11,9 @@ from samestate.cli.case import case
 from samestate.cli.check import check
 from samestate.cli.claims import claims
 from samestate.cli.diff import diff
+from samestate.cli.doctor import doctor
 from samestate.cli.failures import Household
+from samestate.cli.faults import faults
 from samestate.cli.matrix import matrix
 from samestate.cli.models import models
 from samestate.cli.plan import plan
@@ -30,5 +32,21 @@ def samestate() -> None:
     """
 
 
-for _command in (run, matrix, check, report, diff, seal, amend, archive, case, claims, plan, models, schema):
+for _command in (
+    doctor,
+    run,
+    matrix,
+    faults,
+    check,
+    report,
+    diff,
+    seal,
+    amend,
+    archive,
+    case,
+    claims,
+    plan,
+    models,
+    schema,
+):
     samestate.add_command(_command)

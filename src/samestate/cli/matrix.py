@@ -210,6 +210,7 @@ def _facts(cell: Cell) -> dict[str, Any]:
         "verdict": judgement.verdict.value if judgement else None,
         "equal": _equal(judgement) if judgement else None,
         "first_failing": {"N": first.tokens, "B": first.boundary, "p": first.credited} if first else None,
+        "first_failing_op": first.op if first else None,
         "error": cell.error,
     }
 
@@ -221,7 +222,9 @@ def _equal(judgement: Judgement) -> str | None:
 
 
 def _first_wrong(judgement: Judgement) -> CaseRow | None:
-    return next((row for row in judgement.table if row.verdict is Verdict.FAIL or row.equal is False), None)
+    """The first that continues wrongly; where none does, the first that fails."""
+    unequal = (row for row in judgement.table if row.equal is False)
+    return next(unequal, None) or next((row for row in judgement.table if row.verdict is Verdict.FAIL), None)
 
 
 def _print(what: str, cells: list[Cell]) -> None:
@@ -234,6 +237,8 @@ def _print(what: str, cells: list[Cell]) -> None:
         wrong = (
             ", ".join(f"{name}={'?' if value is None else value}" for name, value in first.items()) if first else "–"
         )
+        if facts["first_failing_op"]:
+            wrong = f"{facts['first_failing_op']}: {wrong}"
         verdict = facts["verdict"] or "could not run"
         table.add_row(*map(Text, (cell.release, cell.plan, verdict, facts["equal"] or "–", wrong, facts["archive"])))
     console = stdout_console()

@@ -1,7 +1,7 @@
-"""Releases of a connector's package, each in a folder of its own beside the engine's environment.
+"""Releases of vLLM and of connectors: what is known of each, and where a connector's are kept.
 
-A folder is made once with pip and found again ever after, without a network. `releases.toml` says what is known of
-each.
+A connector's release has a folder of its own beside the engine's environment, made once with pip and found again ever
+after, without a network. `releases.toml` says what is known of each.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Literal
 
 import msgspec
 
@@ -34,16 +35,35 @@ class ReleaseError(Exception):
 
 
 class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fault that a release was seen with."""
+    """A fault that a release was seen with, or that was read in its source or in a public report."""
 
     id: str
     what: str
     settings: Mapping[str, Scalar]
     """Options under which it shows; empty: under all that were tried."""
     shown_by: str
-    """The command."""
+    """The command; empty where none shows it here."""
     avoided_by: str
     sources: list[str]
+    """Files of the release, and public reports with their number."""
+    known_by: Literal["run", "read", "report"] = "run"
+    """Seen in a run of this project, read in the release's source, or somebody's public report."""
+    model_types: list[str] = msgspec.field(default_factory=list)
+    """It concerns these architectures only; empty: all."""
+    said: list[str] = msgspec.field(default_factory=list)
+    """Settings of ``vllm serve`` without which it does not show."""
+    unless_said: list[str] = msgspec.field(default_factory=list)
+    """Settings of ``vllm serve`` that avoid it."""
+    unless_interval: int | None = None
+    """The C at which it does not show."""
+    connectors: list[str] = msgspec.field(default_factory=list)
+    """It concerns these connectors only; empty: all, and none."""
+    recurrent: bool = False
+    """It concerns models with recurrent state only."""
+    refuses: bool = False
+    """The release does not start with these architectures."""
+    beyond_settings: str = ""
+    """A condition that no setting tells; one sentence. Such a fault is pointed at, never counted."""
 
 
 class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +85,12 @@ def known(package: str) -> list[Release]:
     """The releases of `package` that were run, oldest first."""
     data = files("samestate.engines").joinpath("releases.toml").read_bytes()
     return [one for one in msgspec.toml.decode(data, type=_File).release if one.package == package]
+
+
+def faults_of(package: str, version: str) -> list[KnownFault]:
+    """What is known to be wrong with that release; a local part of the version (``+cpu``) does not count."""
+    public = version.partition("+")[0]
+    return [fault for one in known(package) if one.version == public for fault in one.faults]
 
 
 def installed(package: str) -> str | None:

@@ -1,0 +1,152 @@
+"""What ``vllm serve`` arguments say about the cache, read without vLLM. What is not read here is left to vLLM.
+
+Flags have vLLM's names, with ``-`` or ``_``; a later one wins, as it does there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from samestate.models.fields import ConfigError
+from samestate.plans.serve_args import settings_named
+
+_SCALES = {"": 1, "k": 1000, "m": 10**6, "K": 1024, "M": 2**20}
+"""As vLLM reads lengths (``human_readable_int`` in ``vllm/engine/arg_utils.py``)."""
+_BLOCK_DROPPING = ("eagle", "eagle3", "mtp", "dflash", "dspark")
+"""Draft methods that give a hit's last block back (`use_eagle_block_drop` in ``vllm/config/speculative.py``)."""
+_SHORT = {
+    "-tp": "tensor_parallel_size",
+    "-pp": "pipeline_parallel_size",
+    "-dcp": "decode_context_parallel_size",
+    "-sc": "speculative_config",
+}
+
+
+class Serving(NamedTuple):
+    """The settings that cache sizes and hits follow from. None: not said."""
+
+    said: frozenset[str]
+    """Every setting that the arguments name."""
+    tensor_parallel: int | None = None
+    pipeline_parallel: int = 1
+    decode_context_parallel: int = 1
+    block_size: int | None = None
+    max_model_len: int | None = None
+    chunk_tokens: int | None = None
+    prefix_match_unit: int | None = None
+    dtype: str = "auto"
+    cache_dtype: str = "auto"
+    conv_dtype: str = "auto"
+    state_dtype: str = "auto"
+    prefix_caching: bool | None = None
+    chunked_prefill: bool | None = None
+    state_mode: str | None = None
+    drafts: int = 0
+    drops_block: bool = False
+    connector: bool = False
+    """A transfer configuration is given."""
+
+
+def read_serve_args(arguments: Sequence[str]) -> Serving:
+    """The cache's settings in `arguments`. Raises `ConfigError` for what is no value, and for contradictions."""
+    values = dict(_pairs(arguments))
+    method, drafts = _speculation(values.get("speculative_config"))
+    serving = Serving(
+        said=frozenset(settings_named(arguments)),
+        tensor_parallel=_whole(values, "tensor_parallel_size"),
+        pipeline_parallel=_whole(values, "pipeline_parallel_size") or 1,
+        decode_context_parallel=_whole(values, "decode_context_parallel_size") or 1,
+        block_size=_whole(values, "block_size"),
+        max_model_len=_length(values, "max_model_len"),
+        chunk_tokens=_length(values, "max_num_batched_tokens"),
+        prefix_match_unit=_whole(values, "prefix_match_unit"),
+        dtype=values.get("dtype") or "auto",
+        cache_dtype=values.get("kv_cache_dtype") or "auto",
+        conv_dtype=values.get("mamba_cache_dtype") or "auto",
+        state_dtype=values.get("mamba_ssm_cache_dtype") or "auto",
+        prefix_caching=_switch(arguments, "enable_prefix_caching"),
+        chunked_prefill=_switch(arguments, "enable_chunked_prefill"),
+        state_mode=values.get("mamba_cache_mode"),
+        drafts=drafts,
+        drops_block=any(word in method for word in _BLOCK_DROPPING),
+        connector=any(name.startswith(("kv_transfer_config", "kv_offloading")) for name in _names(arguments)),
+    )
+    _refuse_contradictions(serving)
+    return serving
+
+
+def _refuse_contradictions(serving: Serving) -> None:
+    if "model" in serving.said:
+        raise ConfigError("--serve-args: --model is said twice; leave the one in --serve-args out")
+    if "config" in serving.said:
+        raise ConfigError("--serve-args: --config hides settings in a file; write its flags out")
+    off = serving.prefix_caching is False
+    if off and serving.connector:
+        raise ConfigError(
+            "--no-enable-prefix-caching: contradicts the connector in --kv-transfer-config, which finds prefixes by "
+            "their hashes; leave one of them out"
+        )
+    if off and serving.state_mode == "align":
+        raise ConfigError("--no-enable-prefix-caching: contradicts --mamba-cache-mode align; leave one of them out")
+    if off and serving.prefix_match_unit is not None:
+        raise ConfigError("--no-enable-prefix-caching: contradicts --prefix-match-unit; leave one of them out")
+
+
+def _flag(argument: str) -> str:
+    return argument.partition("=")[0].lstrip("-").replace("-", "_").partition(".")[0]
+
+
+def _names(arguments: Sequence[str]) -> list[str]:
+    return [_flag(argument) for argument in arguments if argument.startswith("--")]
+
+
+def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Settings with their values, ``--name=value`` and ``--name value`` alike."""
+    for index, argument in enumerate(arguments):
+        name = _SHORT.get(argument.partition("=")[0]) or (_flag(argument) if argument.startswith("--") else None)
+        if name is None:
+            continue
+        _, equals, value = argument.partition("=")
+        following = arguments[index + 1] if index + 1 < len(arguments) else ""
+        yield name, value if equals else following
+
+
+def _switch(arguments: Sequence[str], name: str) -> bool | None:
+    """The last of ``--name`` and ``--no-name``; None where neither is said."""
+    said = [one for one in _names(arguments) if one in (name, f"no_{name}")]
+    return said[-1] == name if said else None
+
+
+def _whole(values: dict[str, str], name: str) -> int | None:
+    text = values.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d+", text) or not int(text):
+        raise ConfigError(f"--{name.replace('_', '-')}: {text!r} is no whole number above 0")
+    return int(text)
+
+
+def _length(values: dict[str, str], name: str) -> int | None:
+    text = values.get(name)
+    if text is None or text in ("auto", "-1"):
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text)
+    if found is None:
+        raise ConfigError(f"--{name.replace('_', '-')}: {text!r} is no length in tokens; say it as 8192 or 8k")
+    return int(float(found[1]) * _SCALES[found[2]])
+
+
+def _speculation(text: str | None) -> tuple[str, int]:
+    if text is None:
+        return "", 0
+    try:
+        config: Any = json.loads(text)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise ConfigError("--speculative-config: is no JSON object; quote it as one word")
+    drafts = config.get("num_speculative_tokens", 0)
+    return str(config.get("method", "")), drafts if isinstance(drafts, int) else 0

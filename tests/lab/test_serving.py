@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from samestate.lab.serving import Serving, read_serve_args
+from samestate.models.fields import ConfigError
+
+
+def read(text: str) -> Serving:
+    return read_serve_args(shlex.split(text))
+
+
+def test_what_is_not_said_is_none() -> None:
+    assert read("") == Serving(said=frozenset())
+
+
+def test_flags_are_read_in_every_spelling() -> None:
+    spelled = read("--block-size=1792 --max_model_len 8k -tp 2 --mamba-ssm-cache-dtype float32 --dtype float16")
+    assert (spelled.block_size, spelled.max_model_len, spelled.tensor_parallel) == (1792, 8000, 2)
+    assert (spelled.state_dtype, spelled.dtype) == ("float32", "float16")
+    assert spelled.said == {"block_size", "max_model_len", "tensor_parallel_size", "mamba_ssm_cache_dtype", "dtype"}
+    assert read("--max-model-len 8K").max_model_len == 8192
+    assert read("--max-model-len auto").max_model_len is None
+
+
+def test_the_last_one_wins() -> None:
+    assert read("--block-size 16 --block-size 32").block_size == 32
+    assert read("--no-enable-prefix-caching --enable-prefix-caching").prefix_caching is True
+    assert read("--enable-prefix-caching --no-enable-prefix-caching").prefix_caching is False
+
+
+def test_drafts() -> None:
+    drafting = read('--speculative-config \'{"method": "qwen3_next_mtp", "num_speculative_tokens": 3}\'')
+    assert (drafting.drafts, drafting.drops_block) == (3, True)
+    ngram = read('--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\'')
+    assert (ngram.drafts, ngram.drops_block) == (4, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--block-size big", "--block-size: 'big' is no whole number above 0"),
+        ("--block-size 0", "--block-size: '0' is no whole number above 0"),
+        ("--max-model-len long", "--max-model-len: 'long' is no length in tokens; say it as 8192 or 8k"),
+        ("--model m", "--serve-args: --model is said twice"),
+        ("--config f.yaml", "--serve-args: --config hides settings in a file; write its flags out"),
+        ("--speculative-config {", "--speculative-config: is no JSON object"),
+        ("--no-enable-prefix-caching --mamba-cache-mode align", "--no-enable-prefix-caching: contradicts --mamba"),
+        ("--no-enable-prefix-caching --prefix-match-unit 16", "--no-enable-prefix-caching: contradicts --prefix-m"),
+        ("--no-enable-prefix-caching --kv-transfer-config '{}'", "--no-enable-prefix-caching: contradicts the conn"),
+        ("--no-enable-prefix-caching --kv-offloading-size 4", "--no-enable-prefix-caching: contradicts the connec"),
+    ],
+)
+def test_what_is_no_value_or_contradicts_is_one_line(arguments: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(arguments)
+
+
+def test_what_does_not_contradict_is_let_through() -> None:
+    assert read("--no-enable-prefix-caching").prefix_caching is False
+    assert read("--enable-prefix-caching --mamba-cache-mode align --kv-transfer-config '{}'").connector
