@@ -218,6 +218,8 @@ def build(
             attempt=1,
             plan_sha256=resolved.plan_sha256,
             samestate_version="0",
+            source_sha256="0" * 64,
+            source_commit=None,
             fault=fault,
             arms=names,
             control_seal_sha256=None,

@@ -7,6 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from .agreement import compared
+from .tampering import SAID
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """How many edits were refused: the number belongs into the log."""
+    for line in config.stash.get(SAID, []):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)

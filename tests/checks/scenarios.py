@@ -82,7 +82,9 @@ RELAY = [
 def small(scenario: list[StepPlan] | None = None, **settings: Any) -> Plan:
     """The shipped plan with two prompts, `ONE` of which shares C+5 tokens with the `TRUNK`, and eight output tokens."""
     plan = load("shared-prefix")
-    engine = plan.engine.model_copy(update={"settings": {**plan.engine.settings, "block_size": C, **settings}})
+    engine = plan.engine.model_copy(
+        update={"settings": {**plan.engine.settings, "block_size": C, "max_num_seqs": 1, **settings}}
+    )
     prompts = [
         PromptPlan(name="trunk", tokens="3C+7"),
         PromptPlan(name="one", tokens="C+9", shares="trunk", shared="C+5"),

@@ -10,10 +10,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
+
 Files = dict[str, bytes]
 Edit = Callable[[Random, Files], str]
 """Changes the files in place and says what it did."""
 
+SAID = pytest.StashKey[list[str]]()
+"""Lines for the end of the test session."""
 OUTSIDE = ("verdicts/", "amendments/", "signatures/")
 
 

@@ -109,7 +109,7 @@ def test_latency_needs_times_and_no_bytes(clean: Evidence, paged: Evidence) -> N
     lines = {line.n: type(line.rec).__name__ for line in client}
     begin = next(n for n, name in lines.items() if name == "OperationStarted")
     end = next(n for n, name in lines.items() if name == "OperationEnded")
-    times = [f"arms/candidate/client.jsonl:{n}" for n in (begin, end)]
+    times = [f"arms/candidate/client.jsonl:{n + 1}" for n in (begin, end)]
     text = "The first request took 3 ms"
     assert rules(clean, "latency", text, [], records=times) == []
     assert rules(clean, "latency", text, [], records=times[:1]) == ["latency-not-timed"]
@@ -118,9 +118,23 @@ def test_latency_needs_times_and_no_bytes(clean: Evidence, paged: Evidence) -> N
     assert "latency-not-eligible" in rules(paged, "latency", text, [], records=times)
 
 
-@pytest.mark.parametrize("where", ["client.jsonl:1", "arms/candidate/client.jsonl:99999", "/etc/passwd:0", "plan.json"])
+CLIENT = "arms/candidate/client.jsonl"
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["client.jsonl:1", f"{CLIENT}:99999", f"{CLIENT}:0", f"{CLIENT}:{'9' * 5000}", f"{CLIENT}:²", "/etc/passwd:1",
+     "plan.json", ":", ""],
+)  # fmt: skip
 def test_a_record_that_is_not_there(clean: Evidence, where: str) -> None:
     assert "no-such-record" in rules(clean, "equality", "Equal", ["paired-equality"], records=[where])
+
+
+def test_lines_count_from_one(clean: Evidence) -> None:
+    last = sum(1 for _ in clean.archive.records("candidate", "client"))
+    for line, known in ((1, True), (last, True), (last + 1, False)):
+        said = rules(clean, "equality", "Equal", ["paired-equality"], records=[f"{CLIENT}:{line}"])
+        assert ("no-such-record" not in said) == known
 
 
 def test_a_cause_needs_a_run_without_it_that_comes_out_otherwise(

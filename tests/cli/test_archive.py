@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,16 @@ def test_an_archive_as_one_file_and_back(samestate: Command, clean: Path, tmp_pa
     assert samestate("check", tmp_path / "back").exit_code == 0
 
 
+def test_an_export_is_counted_and_hashed_again(samestate: Command, clean: Path, tmp_path: Path) -> None:
+    assert samestate("archive", "export", clean, "--out", tmp_path / "a.tar").exit_code == 0
+    result = samestate("archive", "verify", tmp_path / "a.tar")
+    assert result.exit_code == 0, result.output
+    files = json.loads((clean / "seal.json").read_bytes())["files"]
+    assert f"{files} sealed files, as the seal counts, each with its listed SHA-256 (candidate " in result.stdout
+    told = json.loads(samestate("archive", "verify", tmp_path / "a.tar", "--json").stdout)
+    assert told["files"] == files and told["by_arm"].keys() == {"control", "candidate"}
+
+
 def test_the_tar_is_named_after_the_archive(
     samestate: Command, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,6 +44,8 @@ def test_the_tar_is_named_after_the_archive(
     [
         (["export", "nosuch"], "the archive: nosuch does not exist"),
         (["import", "nosuch", "back"], "nosuch is no file"),
+        (["verify", "nosuch"], "nosuch is no file"),
+        (["verify", __file__], "cannot be unpacked"),
         (["import", __file__, "back"], "cannot be unpacked"),
     ],
 )

@@ -31,3 +31,15 @@ def test_a_file_that_is_none(samestate: Command, clean: Path, tmp_path: Path, co
     (tmp_path / "claims.yaml").write_text(content)
     result = samestate("claims", "lint", tmp_path / "claims.yaml", "--archive", clean)
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+
+
+def test_a_line_number_that_no_file_has(samestate: Command, clean: Path, tmp_path: Path) -> None:
+    judged = json.loads(samestate("check", clean, "--json").stdout)
+    where = f"arms/candidate/client.jsonl:{'9' * 5000}"
+    one = {"id": "a", "kind": "equality", "text": "Equal", "archive": judged["seal_sha256"][:12], "records": [where]}
+    (tmp_path / "claims.yaml").write_text(json.dumps({"claims": [one]}))
+    result = samestate("claims", "lint", tmp_path / "claims.yaml", "--archive", clean)
+    assert result.exit_code == 1
+    said = [line for line in result.stdout.splitlines() if "[no-such-record]" in line]
+    assert len(said) == 1 and len(said[0]) < 200
+    assert said[0].endswith("name it as arms/ARM/PROCESS.jsonl:LINE, lines from 1")

@@ -28,6 +28,21 @@ def test_show_says_what_a_plan_takes(samestate: Command) -> None:
     assert facts["plan"]["analyzer"]["source_sha256"] is not None
 
 
+def test_show_says_what_a_repeated_plan_takes(samestate: Command) -> None:
+    shown = " ".join(samestate("plan", "show", "continuation").stdout.split())
+    for fact in (
+        "engine starts 4 (control: none, candidate: native)",
+        "repetitions 2 (forward, forward), the same inputs in each: control, candidate, control-2, candidate-2",
+        "50 an arm: 40 generations, 10 resets",
+        "9,472 an arm, 64 to 256 a generation",
+        "30 distinct, templates password-retrieval-zh, ledger-en, ordered-rules-zh, python-reasoning-en",
+        "ledger: 2C-1, 2C, 3C, 256 tokens, template ledger-en",
+    ):
+        assert fact in shown
+    assert "repetitions" not in samestate("plan", "show", "boundary").stdout.partition("required checks")[0]
+    assert json.loads(samestate("plan", "show", "continuation", "--json").stdout)["workload"]["repetitions"] == 2
+
+
 def test_a_lock_is_the_plan_that_was_shown(samestate: Command, tmp_path: Path) -> None:
     lock = tmp_path / "b.lock"
     frozen = samestate("plan", "freeze", "boundary", "--out", lock)

@@ -49,7 +49,8 @@ def test_all_reports_at_once_and_the_exit_code_of_check(samestate: Command, faul
     names = {"--html": "r.html", "--junit": "r.xml", "--markdown": "r.md", "--prometheus": "r.prom"}
     files = {option: tmp_path / name for option, name in names.items()}
     result = samestate("report", faulty, *(word for pair in files.items() for word in pair))
-    assert (result.exit_code, result.output) == (1, "")
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert result.stdout.splitlines() == [str(file) for file in files.values()]
     assert files["--html"].read_text().startswith("<!doctype html>")
     assert ET.fromstring(files["--junit"].read_bytes()).get("name") == "samestate boundary"
     assert files["--markdown"].read_text().startswith("## ❌ fail: boundary")
@@ -125,7 +126,8 @@ def test_reports_need_no_engine(clean: Path, tmp_path: Path) -> None:
 
 
 def test_without_jinja2_the_other_reports_work_and_html_names_the_remedy(clean: Path, tmp_path: Path) -> None:
-    assert without("jinja2", "report", clean, "--junit", tmp_path / "r.xml", "--markdown", "-").stderr == ""
+    told = without("jinja2", "report", clean, "--junit", tmp_path / "r.xml", "--markdown", "-").stderr
+    assert told == f"{tmp_path / 'r.xml'}\n"
     assert (tmp_path / "r.xml").exists()
     done = without("jinja2", "report", clean, "--html", tmp_path / "page.html")
     assert done.returncode == 2

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from samestate.cli.run import SIMULATED
 from samestate.engines.base import EngineError
 from samestate.engines.sim import SimEngine
+from samestate.evidence.archive import Archive
 from samestate.evidence.canonical import file_sha256
+from samestate.evidence.records import EngineStarted
 from samestate.lab.run import RunError
 
 Command = Callable[..., Result]
@@ -41,6 +45,19 @@ def line(result: Result) -> str:
         (["boundary", "--control", "a", "--reference", "b"], "--control and --reference exclude each other"),
         (["boundary", "--control", "nosuch"], "--control: nosuch does not exist; name the folder"),
         (["boundary", "--reference", "nosuch"], "--reference: nosuch does not exist; name the folder"),
+        (
+            ["boundary", "--engine", "sim", "--serve-args", "--blok-size 16"],
+            "--serve-args: the simulated engine has no --blok-size; did you mean '--block-size'?; it has ",
+        ),
+        (["boundary", "--engine", "sim", "--serve-args", "--enforce-eager"], "--serve-args: the simulated engine has "),
+        (
+            ["boundary", "--engine", "sim", "--serve-args", "--block-size=big"],
+            "--serve-args: --block-size needs a whole number above 0, not 'big'",
+        ),
+        (
+            ["boundary", "--engine", "sim", "--serve-args", "--block-size 16 --max-model-len"],
+            "--serve-args: --max-model-len needs a whole number above 0, not ''",
+        ),
         (["boundary", "--engine", "sim", "--model", "nosuch"], "--model: no folder nosuch; name a checkpoint's folder"),
         (["boundary", "--engine", "sim", "--model", "."], "--model: . holds no config.json, so it is no checkpoint"),
         (["boundary", "--nosuch"], "No such option '--nosuch'"),
@@ -74,6 +91,40 @@ def test_a_clean_run_passes_and_prints_the_table(sim: Command, tmp_path: Path) -
     assert "verdict pass: all required checks pass" in result.stdout
     assert "control: N3584 (" in result.stderr
     assert (tmp_path / "a" / "verdicts" / "boundary-v1.json").is_file()
+
+
+@pytest.mark.parametrize("flag", SIMULATED)
+def test_every_argument_that_the_simulated_engine_is_said_to_have_acts(sim: Command, tmp_path: Path, flag: str) -> None:
+    """On the table, on what the engine says of itself, or on whether it runs at all."""
+    value = {"--block-size": 256, "--max-model-len": 9000, "--max-num-batched-tokens": 4096}.get(flag, 2)
+    plain, changed = sim("--out", tmp_path / "a"), sim("--out", tmp_path / "b", "--serve-args", f"{flag} {value}")
+    assert f"no {flag}" not in changed.stderr
+    assert told(plain, tmp_path / "a") != told(changed, tmp_path / "b")
+
+
+def told(result: Result, archive: Path) -> tuple[list[str], set[int]]:
+    """Lines that hold no hash, path or time, and the longest request that the engines would take."""
+    lines = [line for line in result.output.splitlines() if not re.search(r"[0-9a-f]{12}|\d s\b|/", line)]
+    records = [line.rec for line in Archive.open(archive).records("control", "scheduler")]
+    return lines, {rec.max_model_len for rec in records if isinstance(rec, EngineStarted)}
+
+
+def test_the_scope_says_what_the_simulated_engine_is(sim: Command, tmp_path: Path) -> None:
+    words = " ".join(sim("--out", tmp_path / "a").stdout.split())
+    assert "Here the engine was the simulated one, inside samestate's own process, and no model ran." in words
+
+
+def test_no_line_ends_with_spaces(sim: Command, clean: Path, tmp_path: Path) -> None:
+    result = sim("--fault", "full-lookup", "--control", clean, "--out", tmp_path / "a")
+    assert result.exit_code == 1 and len(result.stdout.splitlines()) > 50
+    assert [line for line in result.stdout.splitlines() if line != line.rstrip()] == []
+
+
+def test_a_failing_row_names_the_check(faulty: Path, samestate: Command) -> None:
+    rows = samestate("check", faulty).stdout.splitlines()
+    at = next(number for number, line in enumerate(rows) if line.startswith("3,584"))
+    assert rows[at].endswith("fail") and rows[at + 1].strip() == "boundary +4"
+    assert rows[at - 1].endswith("pass") and rows[at + 2].startswith("3,585")
 
 
 def test_json_is_all_that_stdout_has(sim: Command, tmp_path: Path) -> None:

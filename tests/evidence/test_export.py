@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from samestate.evidence.amendments import amend
 from samestate.evidence.archive import Archive, ArchiveError
-from samestate.evidence.export import export_archive, import_archive
+from samestate.evidence.export import export_archive, import_archive, verify_export
 from samestate.evidence.outside import keep_verdict
 
 
@@ -139,15 +141,21 @@ SPOILED: dict[str, Spoil] = {
 }
 
 
-@pytest.mark.tamper
-@pytest.mark.parametrize("how", SPOILED)
-def test_nothing_of_a_spoiled_tar_is_unpacked(tar: Path, tmp_path: Path, how: str) -> None:
+def spoiled(tar: Path, tmp_path: Path, how: Spoil) -> Path:
+    """A tar with other members."""
     with tarfile.open(tar) as opened:
         members = [(one, opened.extractfile(one).read()) for one in opened]  # type: ignore[union-attr]
-    SPOILED[how](members, members[0][0].name.partition("/")[0])
+    how(members, members[0][0].name.partition("/")[0])
     with tarfile.open(tmp_path / "b.tar", "w", format=tarfile.PAX_FORMAT) as made:
         for one, data in members:
             made.addfile(one, io.BytesIO(data))
+    return tmp_path / "b.tar"
+
+
+@pytest.mark.tamper
+@pytest.mark.parametrize("how", SPOILED)
+def test_nothing_of_a_spoiled_tar_is_unpacked(tar: Path, tmp_path: Path, how: str) -> None:
+    spoiled(tar, tmp_path, SPOILED[how])
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(ArchiveError):
         import_archive(tmp_path / "b.tar", tmp_path / "back")
@@ -185,3 +193,61 @@ def test_a_folder_that_is_not_empty_stays_as_it_is(tar: Path, tmp_path: Path) ->
     with pytest.raises(ArchiveError, match="is not an empty folder"):
         import_archive(tar, tmp_path / "back")
     assert [path.name for path in (tmp_path / "back").iterdir()] == ["mine"]
+
+
+# --- hashed again without unpacking -----------------------------------------------------------------
+
+
+def test_every_file_of_an_export_is_counted_and_hashed_again(tar: Path, archive: Path) -> None:
+    done = verify_export(tar)
+    sums = (archive / "SHA256SUMS").read_text().splitlines()
+    assert done.files == len(sums) == json.loads((archive / "seal.json").read_bytes())["files"]
+    assert done.by_arm == {"control": sum("  arms/control/" in line for line in sums)}
+    assert done.beside == 2, "a verdict and the amendments"
+    assert done.bytes == sum(len(data) for data in tree(archive).values())
+    assert done.seal_sha256 == Archive.open(archive).seal_sha256
+
+
+def test_what_is_exported_checks_without_samestate(tar: Path, tmp_path: Path) -> None:
+    """As whoever receives it does: tar, sha256sum, and the verifier that travels with it."""
+    subprocess.run(["tar", "-xf", tar, "-C", tmp_path], check=True)
+    (folder,) = [path for path in tmp_path.iterdir() if path.name.startswith("samestate-")]
+    told = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=folder, check=True, capture_output=True, text=True)
+    assert len(told.stdout.splitlines()) == verify_export(tar).files
+    assert all(line.endswith(": OK") for line in told.stdout.splitlines())
+
+
+@pytest.mark.tamper
+@pytest.mark.parametrize("how", SPOILED)
+def test_a_spoiled_tar_is_not_verified(tar: Path, tmp_path: Path, how: str) -> None:
+    with pytest.raises(ArchiveError):
+        verify_export(spoiled(tar, tmp_path, SPOILED[how]))
+
+
+@pytest.mark.tamper
+def test_each_file_that_is_lost_changed_or_swapped_is_named(tar: Path, archive: Path, tmp_path: Path) -> None:
+    for name in sorted(tree(archive)):
+        if name.startswith(("verdicts/", "amendments/")):
+            continue
+
+        def lose(members: list[tuple[tarfile.TarInfo, bytes]], top: str, name: str = name) -> None:
+            members[:] = [one for one in members if one[0].name != f"{top}/{name}"]
+
+        def change(members: list[tuple[tarfile.TarInfo, bytes]], top: str, name: str = name) -> None:
+            for index, (one, data) in enumerate(members):
+                if one.name == f"{top}/{name}":
+                    members[index] = member(one.name, data + b" ")
+
+        for how in (lose, change):
+            with pytest.raises(ArchiveError, match=rf"{name}|SHA256SUMS|seal"):
+                verify_export(spoiled(tar, tmp_path, how))
+
+
+@pytest.mark.tamper
+def test_another_archives_seal_names_another_folder(tar: Path, tmp_path: Path) -> None:
+    def rename(members: list[tuple[tarfile.TarInfo, bytes]], top: str) -> None:
+        for index, (one, data) in enumerate(members):
+            members[index] = member(one.name.replace(top, "samestate-" + "0" * 12), data)
+
+    with pytest.raises(ArchiveError, match="is not named after the seal"):
+        verify_export(spoiled(tar, tmp_path, rename))

@@ -22,7 +22,7 @@ from samestate.evidence.records import (
     StreamClosed,
     StreamOpened,
 )
-from samestate.evidence.stream import Defect, StreamWriter, read_lines, read_stream
+from samestate.evidence.stream import Defect, Passed, StreamWriter, read_lines, read_stream, walk_stream
 
 
 @pytest.fixture
@@ -132,21 +132,21 @@ def swap(lines: list[bytes]) -> list[bytes]:
 
 
 TAMPERED: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str, str]] = {
-    "lost": (lambda lines: lines[:2] + lines[3:], r":2", "numbered 3 where 2 was due"),
-    "reordered": (swap, r":1", "numbered 2 where 1 was due"),
-    "repeated": (lambda lines: [*lines[:2], lines[1], *lines[2:]], r":2", "numbered 1 where 2 was due"),
-    "edited": (lambda lines: [lines[0], lines[1].replace(b"r0", b"rX"), *lines[2:]], r":2", "chain is broken"),
+    "lost": (lambda lines: lines[:2] + lines[3:], r":3", "numbered 3 where 2 was due"),
+    "reordered": (swap, r":2", "numbered 2 where 1 was due"),
+    "repeated": (lambda lines: [*lines[:2], lines[1], *lines[2:]], r":3", "numbered 1 where 2 was due"),
+    "edited": (lambda lines: [lines[0], lines[1].replace(b"r0", b"rX"), *lines[2:]], r":3", "chain is broken"),
     "last line lost": (lambda lines: lines[:-1], "", "no stream_closed"),
-    "first line lost": (lambda lines: lines[1:], r":0", "numbered 1 where 0 was due"),
-    "cut off": (lambda lines: [*lines[:-1], lines[-1][:-9]], r":4", "cut off"),
-    "only the line end lost": (lambda lines: [*lines[:-1], lines[-1][:-1]], r":4", "cut off"),
+    "first line lost": (lambda lines: lines[1:], r":1", "numbered 1 where 0 was due"),
+    "cut off": (lambda lines: [*lines[:-1], lines[-1][:-9]], r":5", "cut off"),
+    "only the line end lost": (lambda lines: [*lines[:-1], lines[-1][:-1]], r":5", "cut off"),
     "empty": (lambda lines: [], "", "empty"),
-    "not JSON": (lambda lines: [lines[0], b"{nonsense}\n", *lines[2:]], r":1", "not a record"),
-    "not UTF-8": (lambda lines: [lines[0], lines[1].replace(b"r0", b"\xff0"), *lines[2:]], r":1", "not a record"),
-    "an empty line": (lambda lines: [lines[0], b"\n", *lines[1:]], r":1", "not a record"),
+    "not JSON": (lambda lines: [lines[0], b"{nonsense}\n", *lines[2:]], r":2", "not a record"),
+    "not UTF-8": (lambda lines: [lines[0], lines[1].replace(b"r0", b"\xff0"), *lines[2:]], r":2", "not a record"),
+    "an empty line": (lambda lines: [lines[0], b"\n", *lines[1:]], r":2", "not a record"),
     "unknown kind": (
         lambda lines: [lines[0], lines[1].replace(b"request_finished", b"request_vanished"), *lines[2:]],
-        r":1",
+        r":2",
         "not a record",
     ),
 }
@@ -163,15 +163,15 @@ def test_tampering_is_named(path: Path, case: str) -> None:
 
 
 FORGED: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str, str]] = {
-    "clock goes back": (lambda lines: lines[2].update(t_ns=1), ":2", "monotonic clock went back"),
-    "opened late": (lambda lines: lines.insert(0, lines.pop(1)), ":0", "must be the first"),
-    "opened twice": (lambda lines: lines.insert(1, lines[0]), ":1", "and only the first"),
-    "after closed": (lambda lines: lines.insert(3, lines[-1]), ":4", "after stream_closed"),
+    "clock goes back": (lambda lines: lines[2].update(t_ns=1), ":3", "monotonic clock went back"),
+    "opened late": (lambda lines: lines.insert(0, lines.pop(1)), ":1", "must be the first"),
+    "opened twice": (lambda lines: lines.insert(1, lines[0]), ":2", "and only the first"),
+    "after closed": (lambda lines: lines.insert(3, lines[-1]), ":5", "after stream_closed"),
     "never closed": (lambda lines: lines.pop(), "", "no stream_closed"),
-    "dropped": (lambda lines: lines[-1]["rec"].update(dropped=2), ":4", "2 records could not be written"),
-    "newer": (lambda lines: lines[0]["rec"].update(format=2), ":0", "format 2 is newer"),
-    "newer, other fields": (lambda lines: lines[0]["rec"].update(format=2, extra=1), ":0", "format 2 is newer"),
-    "no such format": (lambda lines: lines[0]["rec"].update(format=0), ":0", "no such format"),
+    "dropped": (lambda lines: lines[-1]["rec"].update(dropped=2), ":5", "2 records could not be written"),
+    "newer": (lambda lines: lines[0]["rec"].update(format=2), ":1", "format 2 is newer"),
+    "newer, other fields": (lambda lines: lines[0]["rec"].update(format=2, extra=1), ":1", "format 2 is newer"),
+    "no such format": (lambda lines: lines[0]["rec"].update(format=0), ":1", "no such format"),
 }
 
 
@@ -282,7 +282,7 @@ def test_a_disk_that_fills_half_way_leaves_whole_lines_and_says_what_is_lost(pat
     writer.append(EngineStopped())
     writer.close()
     assert [type(line.rec) for line in read_lines(path)] == [StreamOpened, EngineStopped, StreamClosed]
-    assert defects(path) == [Defect("client.jsonl:2", "incomplete: 20 records could not be written")]
+    assert defects(path) == [Defect("client.jsonl:3", "incomplete: 20 records could not be written")]
 
 
 def test_a_strict_writer_that_cannot_close_says_so_and_lets_go(path: Path) -> None:
@@ -296,3 +296,35 @@ def test_a_strict_writer_that_cannot_close_says_so_and_lets_go(path: Path) -> No
     limited(10, close)
     writer.close()
     assert defects(path)
+
+
+# --- one reading for all ------------------------------------------------------------------------
+
+
+def walked(path: Path) -> tuple[list[Passed], str]:
+    whole = sha256()
+    return [item for item in walk_stream(path, whole=whole) if isinstance(item, Passed)], whole.hexdigest()
+
+
+@pytest.mark.parametrize("case", [*TAMPERED, "nothing"])
+def test_a_walk_passes_every_readable_line_once_and_every_byte(path: Path, case: str) -> None:
+    tamper = TAMPERED[case][0] if case in TAMPERED else list
+    path.write_bytes(b"".join(tamper(five(path).read_bytes().splitlines(keepends=True))))
+    passed, whole = walked(path)
+    assert [one.line for one in passed] == list(read_lines(path))
+    assert whole == sha256(path.read_bytes()).hexdigest()
+    assert [one.line for one in passed if not one.beyond] == [one for one in read_stream(path) if isinstance(one, Line)]
+
+
+def test_a_line_is_read_again_from_where_it_lies(path: Path) -> None:
+    passed, _ = walked(five(path))
+    assert [one.stored.read() for one in passed] == [one.line for one in passed]
+
+
+@pytest.mark.tamper
+def test_a_line_that_changed_is_not_read_again(path: Path) -> None:
+    passed, _ = walked(five(path))
+    path.write_bytes(path.read_bytes().replace(b"r1", b"rX"))
+    assert [one.stored.read() is None for one in passed] == [False, False, True, False, False]
+    path.unlink()
+    assert passed[0].stored.read() is None

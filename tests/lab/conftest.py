@@ -43,7 +43,7 @@ def watched(small: Plan) -> Plan:
         "engine": small.engine,
         "lengths": small.lengths,
         "output_tokens": small.output_tokens,
-        "expected_layout": plan.expected_layout.model_copy(update={"transfer_groups": 2, "entries": 2}),
+        "expected_layout": plan.expected_layout.model_copy(update={"transfer_groups": 3, "entries": 5}),
         "instruments": plan.instruments.model_copy(update={"save_delay_ms": 2}),
     }
     return freeze(plan.model_copy(update=update), source_sha256("boundary-instrumented-v1"))

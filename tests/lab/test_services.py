@@ -111,6 +111,22 @@ def test_an_arm_has_its_service_around_it_and_its_own_options(
     assert client(archive, "control") == []
 
 
+def test_each_repetition_has_a_server_of_its_own(plan: Plan, request_for: Requests, progress: QuietProgress) -> None:
+    makers = Makers()
+    repeated = plan.model_copy(update={"repetitions": ["forward", "reverse"], "lengths": ["60C"]})
+    archive = run(repeated, makers, request_for, progress)
+    assert [service.spec.arm for service in makers.services] == ["candidate", "candidate-2"]
+    first, second = (service.spec for service in makers.services)
+    assert first.data_dir != second.data_dir
+    assert second.log_path == archive.root / "arms" / "candidate-2" / "service.log"
+    for service in makers.services:
+        assert service.told[:3] == ["stop", "start 16", "stop"]
+    for arm in ("candidate", "candidate-2"):
+        started, stopped = client(archive, arm)
+        assert isinstance(started, ServiceStarted) and isinstance(stopped, ServiceStopped)
+        assert (started.continues, stopped.kept) == (False, False)
+
+
 def following(plan: Plan) -> Plan:
     """Three engines after one another: the service kept, then restarted."""
     control, candidate = plan.arms

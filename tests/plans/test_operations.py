@@ -58,7 +58,7 @@ def test_the_matrix_of_the_study() -> None:
 
 
 def test_the_workload_of_the_study() -> None:
-    assert workload(load("boundary")) == (2, 45, 36, 9, 36 * 64, 27)
+    assert workload(load("boundary")) == (2, 45, 36, 9, 36 * 64, 27, 1)
 
 
 @pytest.mark.parametrize(("lengths", "c"), [(["2C-1", "511"], 256), (["C+256", "2C"], 256)])
@@ -111,13 +111,14 @@ def test_repeats_of_a_case_are_numbered() -> None:
         ("N640.repeat-1", "target"),
         ("N640.repeat-2", "target"),
     ]
-    assert workload(load("local-hit")) == (1, 24, 24, 0, 24 * 64, 8)
+    assert workload(load("local-hit")) == (1, 24, 24, 0, 24 * 64, 8, 1)
 
 
 def test_the_extension_has_the_counts_of_the_study() -> None:
     plan = load("continuation")
     work = workload(plan)
     assert (work.operations, work.generations, work.output_tokens, work.distinct_inputs) == (50, 40, 9_472, 30)
+    assert (work.repetitions, work.engine_starts, plan.repetitions) == (2, 4, ["forward", "forward"])
     steps = [step for case in cases(plan, 1792, "candidate") for step in case.operations if step.output_tokens]
     assert [sum(step.output_tokens == tokens for step in steps) for tokens in (64, 256)] == [4, 36]
 

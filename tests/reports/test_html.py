@@ -125,7 +125,7 @@ def test_lost_evidence_leaves_gaps_that_say_so(clean: Archive, tmp_path: Path) -
 
 
 def big() -> dict[str, object]:
-    places = [f"arms/candidate/scheduler.jsonl:{line}" for line in range(8)]
+    places = [f"arms/candidate/scheduler.jsonl:{line}" for line in range(1, 9)]
     findings = [Finding(code="c", verdict=Verdict.FAIL, message="m" * 2000, evidence=places) for _ in range(300)]
     results = [
         CheckResult(check=f"check-{i}", verdict=Verdict.FAIL, summary="s", unit="u", examined=1, findings=findings)

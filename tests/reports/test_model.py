@@ -45,7 +45,7 @@ def test_nothing_that_a_terminal_or_browser_obeys_is_left(clean: Archive) -> Non
 def test_a_cited_record_is_its_line(clean: Archive) -> None:
     where = "arms/candidate/client.jsonl:3"
     cited = cite(made.report_of(clean), clean.root, [where]).cited[where]
-    line = (clean.root / "arms/candidate/client.jsonl").read_text().splitlines()[3]
+    line = (clean.root / "arms/candidate/client.jsonl").read_text().splitlines()[2]
     assert cited.file == "arms/candidate/client.jsonl"
     assert line.startswith(cited.text.removesuffix("…"))
     assert 0 < len(cited.text) <= RECORD_CHARACTERS + 1
@@ -53,12 +53,14 @@ def test_a_cited_record_is_its_line(clean: Archive) -> None:
 
 def test_a_place_that_is_not_there_is_no_link(clean: Archive) -> None:
     (clean.root.parent / "secret.txt").write_text("secret\n")
-    outside = ["../secret.txt:0", str(clean.root.parent / "secret.txt:0"), "nosuch.jsonl:1", "arms", ""]
+    outside = ["../secret.txt:1", str(clean.root.parent / "secret.txt:1"), "nosuch.jsonl:1", "arms", ""]
     cited = cite(made.report_of(clean), clean.root, outside).cited
     assert {where: (one.file, one.text) for where, one in cited.items()} == dict.fromkeys(outside, (None, ""))
 
 
 def test_a_file_without_a_line_is_a_link_alone(clean: Archive) -> None:
-    cited = cite(made.report_of(clean), clean.root, ["seal.json", "arms/candidate/client.jsonl:99999"]).cited
+    beyond = ["arms/candidate/client.jsonl:99999", f"seal.json:{'9' * 5000}"]
+    cited = cite(made.report_of(clean), clean.root, ["seal.json", *beyond]).cited
+    assert cited[beyond[1]].file is None
     assert (cited["seal.json"].file, cited["seal.json"].text) == ("seal.json", "")
     assert cited["arms/candidate/client.jsonl:99999"].text == ""

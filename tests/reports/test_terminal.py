@@ -8,6 +8,7 @@ from rich.console import Console
 
 from samestate.checks.analyzers import Judgement
 from samestate.checks.base import CheckResult, Finding, Verdict
+from samestate.checks.each import RepetitionVerdict
 from samestate.checks.table import CaseRow
 from samestate.reports.terminal import WIDTH, print_judgement
 
@@ -49,9 +50,10 @@ FAILING = """\
 fault injected: full-lookup. Not a normal run.
 
     N   first difference       B       p   scheduled   suffix   bytes per rank   verdict
-────────────────────────────────────────────────────────────────────────────────────────
+────────────────────────────────────────────────────────────────────────────────────────────
 3,583                  –   1,792   1,792       1,791    1,791    54,809,600 ×4   pass
 3,584                  0   3,584   3,583           1        0    69,625,856 ×4   fail
+                                                                                 boundary +1
   N prompt tokens · B restored prefix · p tokens credited · scheduled in the first batch after the
   reload · suffix N-B · first difference: index of the token, – when all are equal
 
@@ -205,3 +207,38 @@ def test_generations_of_several_arms_say_whose_they_are() -> None:
     rows = [generation("two.1"), generation("two.1", arm="restarted")]
     text = rendered(judgement(table=rows))
     assert "candidate two.1" in text and "restarted two.1" in text
+
+
+def test_cases_of_series_are_named_and_every_repetition_has_its_own_table() -> None:
+    table = [
+        row(3583, case=case, repetition=number, verdict=Verdict.FAIL if number == 2 else Verdict.PASS)
+        for number in (1, 2)
+        for case in ("N3583", "ledger-N3583")
+    ]
+    told = [
+        {"repetition": 1, "order": "forward", "arms": ["control", "candidate"], "verdict": "pass", "against": []},
+        {"repetition": 2, "order": "reverse", "arms": ["candidate-2", "control-2"], "verdict": "fail"}
+        | {"against": ["boundary"]},
+    ]
+    lines = rendered(judgement(table=table, repetitions=[RepetitionVerdict(**one) for one in told])).splitlines()
+    headings = [at for at, line in enumerate(lines) if line.startswith("repetition ")]
+    assert [lines[at] for at in headings] == [
+        "repetition 1: pass (forward: control, candidate)",
+        "repetition 2: fail by boundary (reverse: candidate-2, control-2)",
+    ]
+    first, second = lines[headings[0] : headings[1]], lines[headings[1] :]
+    for part, verdict in ((first, "pass"), (second, "fail")):
+        rows = [line.split() for line in part if "3,583" in line]
+        assert [(cells[0], cells[-1]) for cells in rows] == [("N3583", verdict), ("ledger-N3583", verdict)]
+    assert sum("N prompt tokens" in line for line in lines) == 1
+
+
+def test_without_series_no_column_names_the_case() -> None:
+    assert "case" not in rendered(judgement(table=[row(3583)])).splitlines()[0]
+
+
+def test_repetitions_are_told_without_a_table_too() -> None:
+    one = RepetitionVerdict(
+        repetition=1, order="forward", arms=["control"], verdict=Verdict.UNKNOWN, against=["integrity"]
+    )
+    assert "repetition 1: unknown by integrity (forward: control)" in rendered(judgement(table=[], repetitions=[one]))

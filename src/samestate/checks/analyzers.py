@@ -14,11 +14,14 @@ from pydantic import BaseModel, ConfigDict
 
 from samestate.checks import (
     beside,
+    cacheability,
     completion,
     continuation,
     counters,
     coverage,
+    each,
     equality,
+    failures,
     geometry,
     integrity,
     layout,
@@ -29,9 +32,14 @@ from samestate.checks import (
     poison,
     prefix_identity,
     provenance,
+    queries,
+    ranks,
+    repetitions,
+    resets,
     reuse,
     scenario,
     settings,
+    steps,
     transfers,
 )
 from samestate.checks.base import Check, CheckResult, Verdict
@@ -42,25 +50,42 @@ from samestate.checks.page_history import PAGE_LEVELS
 from samestate.checks.plan_identity import CHECK as PLAN_IDENTITY
 from samestate.checks.plan_identity import Running, plan_identity
 from samestate.checks.table import CaseRow, table
-from samestate.checks.verdicts import run_check, run_verdict
+from samestate.checks.verdicts import run_verdict
 from samestate.evidence.archive import Archive
 from samestate.evidence.canonical import sha256_hex
 from samestate.plans.scenarios import CONTROL
 
 _DECIDING_SOURCES = {
     "samestate.checks": None,
-    "samestate.plans": {"lending.py", "lengths.py", "model.py", "operations.py", "scenarios.py"},
-    "samestate.evidence": {"archive.py", "canonical.py", "records.py", "seal.py", "stream.py", "verify.py"},
+    "samestate.plans": {"lending.py", "lengths.py", "model.py", "operations.py", "repetitions.py", "scenarios.py"},
+    "samestate.evidence": {
+        "archive.py",
+        "canonical.py",
+        "inputs.py",
+        "places.py",
+        "records.py",
+        "seal.py",
+        "stream.py",
+        "verify.py",
+    },
 }
 """What an analyzer's hash covers: every module that can change a verdict. None: all of the room."""
 _REMARKS = {"known.py", "remarks.py", "claim.py", "claims.py", "written.py"}
 """What people say of a verdict once it is there; it changes none."""
 
 
-_WHERE_IT_COMES_UP = (equality.CONTROLS, beside.INTERVENTION, beside.SERVICES)
-"""Checks of a reference, a repair, a release or a server, which most runs have not: not exercised there."""
+_WHERE_IT_COMES_UP = (
+    equality.CONTROLS,
+    beside.INTERVENTION,
+    beside.SERVICES,
+    repetitions.CHECK,
+    equality.REPETITION,
+)
+"""Of a reference, a repair, a release, a server or a repetition, which most runs have not: not exercised there."""
 
 HOST_LMCACHE = "HostLMCacheConnector"
+SIMULATED = "Here the engine was the simulated one, inside samestate's own process, and no model ran."
+"""What a scope says of it, whatever its plan says of engines."""
 
 Comparison = Literal["paired_live", "candidate_vs_archived", "within_one_arm"]
 
@@ -103,6 +128,8 @@ class Judgement(BaseModel):
     performance_eligible: bool
     """False: pages were read, saves held back or a fault injected, so no time of this run is a measurement."""
     verdict: Verdict
+    repetitions: list[each.RepetitionVerdict] = []
+    """What each came to by itself; empty where the plan has one. `verdict` is over all of them, and pools none."""
     results: list[CheckResult]
     required: list[str]
     table: list[CaseRow]
@@ -136,9 +163,9 @@ def judge(archive: Archive, analyzer_id: str | None = None) -> Judgement:
     """
     history = History.read(archive)
     analyzer = _known(analyzer_id or _planned_analyzer(history))
-    results = [run_check(check_id, check, history) for check_id, check in analyzer.checks.items()]
+    results, repeated = each.run_checks(analyzer.checks, history)
     required = _required(history, analyzer, results)
-    rows, limitations = _table(history, analyzer, results, required)
+    rows, limitations = _table(history, analyzer, results, required, repeated)
     return Judgement(
         analyzer=analyzer.id,
         analyzer_sha256=source_sha256(analyzer.id),
@@ -148,6 +175,7 @@ def judge(archive: Archive, analyzer_id: str | None = None) -> Judgement:
         comparison_kind=_comparison(history, analyzer),
         performance_eligible=_performance_eligible(history),
         verdict=run_verdict(required, results),
+        repetitions=[one.verdict(required) for one in repeated],
         results=results,
         required=required,
         table=rows,
@@ -195,9 +223,15 @@ def _comparison(history: History, analyzer: Analyzer) -> Comparison:
 
 
 def _table(
-    history: History, analyzer: Analyzer, results: list[CheckResult], required: list[str]
+    history: History,
+    analyzer: Analyzer,
+    results: list[CheckResult],
+    required: list[str],
+    repeated: Sequence[each.Repetition],
 ) -> tuple[list[CaseRow], list[str]]:
     try:
+        if repeated:
+            return [row for one in repeated for row in one.rows(analyzer.table, required)], []
         return analyzer.table(history, results, required), []
     except MissingEvidence as missing:
         return [], [f"No table: {missing}."]
@@ -221,8 +255,14 @@ def _scope(history: History) -> str:
         f"model {resolved.model.name} {resolved.model.sha256[:12]}",
         f"C={resolved.checkpoint_interval}",
         *sorted(engines),
+        *(f"run by {attempt.source}" for attempt in history.attempts[-1:]),
     ]
-    return f"{plan.scope} ({', '.join(identities)})"
+    words = [plan.scope, *([SIMULATED] if _simulated(history) else [])]
+    return f"{' '.join(words)} ({', '.join(identities)})"
+
+
+def _simulated(history: History) -> bool:
+    return any(seen.rec.engine == "sim" for arm in history.arms.values() for seen in arm.engines)
 
 
 def _not_shown(history: History) -> list[str]:
@@ -240,7 +280,7 @@ def _performance_eligible(history: History) -> bool:
 
 def _limitations(history: History, analyzer: Analyzer) -> list[str]:
     """What the records themselves say that this run cannot show."""
-    simulated = any(seen.rec.engine == "sim" for arm in history.arms.values() for seen in arm.engines)
+    simulated = _simulated(history)
     found = (
         ["No model ran: the engine was the simulated one, and the checkpoint only lent its name."] if simulated else []
     )
@@ -306,6 +346,7 @@ def _boundary_checks(analyzer_id: str) -> dict[str, Check]:
         continuation.NON_VACUITY: continuation.non_vacuity,
         equality.CONTROLS: equality.controls_equal,
         **_BESIDE,
+        **_REPEATED,
     }
 
 
@@ -318,6 +359,7 @@ def _local_hit_checks(analyzer_id: str) -> dict[str, Check]:
         counters.CHECK: counters.preemptions,
         continuation.EOS_ABSENT: continuation.eos_absent,
         continuation.NON_VACUITY: local_hit.non_vacuity,
+        **_REPEATED,
     }
 
 
@@ -335,6 +377,7 @@ def _shared_prefix_checks(analyzer_id: str) -> dict[str, Check]:
         counters.CHECK: counters.preemptions_shown,
         continuation.EOS_ABSENT: continuation.eos_absent,
         continuation.NON_VACUITY: paths.non_vacuity,
+        **_REUSE,
         **_PAGE_CHECKS,
         poison.CHECK: poison.poison_as_planned,
         **_BESIDE,
@@ -342,6 +385,18 @@ def _shared_prefix_checks(analyzer_id: str) -> dict[str, Check]:
 
 
 _BESIDE: dict[str, Check] = {beside.INTERVENTION: beside.intervention, beside.SERVICES: beside.services}
+_REPEATED: dict[str, Check] = {
+    repetitions.CHECK: repetitions.repetitions,
+    equality.REPETITION: equality.repetition_equality,
+}
+_REUSE: dict[str, Check] = {
+    steps.CHECK: steps.steps,
+    cacheability.CHECK: cacheability.cacheability,
+    ranks.CHECK: ranks.ranks,
+    resets.CHECK: resets.resets,
+    queries.CHECK: queries.queries,
+    failures.CHECK: failures.failures,
+}
 _PAGE_CHECKS: dict[str, Check] = {
     layout.CHECK: layout.layout,
     pages.CHECK: pages.page_bytes,
@@ -361,7 +416,7 @@ ANALYZERS: dict[str, Analyzer] = {
         SHARED_PREFIX_V1,
         _shared_prefix_checks(SHARED_PREFIX_V1),
         scenario.scenario_table,
-        conditional=(*_WHERE_IT_COMES_UP, poison.CHECK),
+        conditional=(*_WHERE_IT_COMES_UP, poison.CHECK, cacheability.CHECK, ranks.CHECK, resets.CHECK),
     ),
     LOCAL_HIT_V1: Analyzer(LOCAL_HIT_V1, _local_hit_checks(LOCAL_HIT_V1), local_hit.repeat_table, two_arms=False),
 }

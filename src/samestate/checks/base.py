@@ -41,6 +41,8 @@ class Place(_Model):
     group: int | None = None
     layer: str | None = None
     boundary: int | None = None
+    repetition: int | None = None
+    """From 1; None also where there is but one."""
 
 
 class Finding(_Model):
@@ -53,7 +55,7 @@ class Finding(_Model):
     """One line: what was seen, what was expected, where."""
     place: Place = Place()
     evidence: list[str] = []
-    """``arms/candidate/scheduler.jsonl:17``: file and line number (from 0) of the records."""
+    """``arms/candidate/scheduler.jsonl:17``: file and line (from 1) of the records."""
 
 
 class CheckResult(_Model):

@@ -66,7 +66,7 @@ def _repair(arm: ArmHistory, repair: str | None) -> Iterator[Finding]:
     if not processes:
         yield unknown("missing_intervention", f"arm {arm.name}: no scheduler's stream is recorded", place)
     for process in processes:
-        there = [seen for seen in arm.interventions if seen.stream == f"arms/{arm.name}/{process}.jsonl"]
+        there = [seen for seen in arm.interventions if seen.stream.endswith(f"/{process}.jsonl")]
         if not there:
             message = f"arm {arm.name}: {process} records no repair, planned {repair}"
             yield unknown("missing_intervention", message, place)

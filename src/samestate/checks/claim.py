@@ -49,7 +49,7 @@ class Claim(Written):
     checks: Annotated[list[str], Field(default_factory=list)]
     """Checks of that archive's judgement."""
     records: Annotated[list[str], Field(default_factory=list)]
-    """``arms/candidate/client.jsonl:17``."""
+    """``arms/candidate/client.jsonl:17``: file and line, from 1."""
     ablation: Annotated[str, Field(pattern="^[0-9a-f]{12,64}$")] | None = None
     """Of a cause: beginning of the seal hash of the archive without it."""
 

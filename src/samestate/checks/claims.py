@@ -15,7 +15,9 @@ from samestate.checks.base import CheckResult, Verdict
 from samestate.checks.claim import DIGESTS, Claim, Kind, Said, by_words
 from samestate.checks.history import History, MissingEvidence
 from samestate.evidence.archive import Archive
+from samestate.evidence.places import read_place
 from samestate.evidence.records import OperationEnded, OperationStarted
+from samestate.plans.errors import quoted
 
 ARCHIVED = "candidate_vs_archived"
 BYTES = DIGESTS | {transfers.CHECK}
@@ -102,7 +104,8 @@ def _refusals(claim: Claim, given: Mapping[str, Evidence]) -> Said:
     records = {where: _record(evidence.archive, where) for where in claim.records}
     for where, record in records.items():
         if record is None:
-            yield "no-such-record", f"the archive has no record at {where!a}", "name it as arms/ARM/PROCESS.jsonl:LINE"
+            remedy = "name it as arms/ARM/PROCESS.jsonl:LINE, lines from 1"
+            yield "no-such-record", f"the archive has no record at {quoted(where)}", remedy
     if results[integrity.CHECK].verdict is not Verdict.PASS:
         yield "not-whole", "the archive is not whole and undamaged", "claim nothing from it"
     yield from by_words(claim, cited, recorded=evidence.judgement.comparison_kind == ARCHIVED)
@@ -130,12 +133,12 @@ def _one_of(checks: frozenset[str], known: Mapping[str, CheckResult]) -> str:
 
 def _record(archive: Archive, where: str) -> Any:
     """The record at a place; None: there is none."""
-    name, _, line = where.rpartition(":")
-    parts = name.split("/")
-    if len(parts) != 3 or parts[0] != "arms" or not parts[2].endswith(".jsonl") or not line.isdecimal():
+    place = read_place(where)
+    parts = place.file.split("/") if place is not None else []
+    if place is None or len(parts) != 3 or parts[0] != "arms" or not parts[2].endswith(".jsonl"):
         return None
     lines = archive.records(parts[1], parts[2].removesuffix(".jsonl"))
-    return next((one.rec for one in lines if one.n == int(line)), None)
+    return next((one.rec for one in lines if one.n == place.line), None)
 
 
 def _by_verdict(claim: Claim, evidence: Evidence, cited: list[CheckResult]) -> Said:

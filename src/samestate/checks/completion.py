@@ -14,6 +14,7 @@ from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.layout import RankLayout, rank_layouts
 from samestate.checks.page_history import Assigned, Transfer, Wait
+from samestate.checks.page_sets import PageSets
 from samestate.checks.prefixes import Prefixes
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import BatchSource, PageRow, PageSide
@@ -22,6 +23,10 @@ CHECK = "save-completion"
 BATCHES_TO_WAIT = 3
 """A wait belongs to the step that assigned the block. The worker makes it once that step's batch is out;
 with asynchronous scheduling the next batch may be out by then, but never the one after."""
+
+
+_BlockKey = tuple[int, str]
+"""Rank, digest of the prefix that a block ends."""
 
 
 class Reuse(NamedTuple):
@@ -66,11 +71,15 @@ class _Saves:
         self.saves = [one for one in transfers if one.direction == "save"]
         self.completed = self.delayed = self.reuses = self.early = self.waited = 0
         self._arm, self._layouts, self._prefixes = arm, layouts, prefixes
-        self._loads: dict[tuple[int, int, str], list[Transfer]] = {}
+        self._sets = {rank: PageSets(layout) for rank, layout in layouts.items()}
+        self._shared: dict[frozenset[int], frozenset[int]] = {}
+        """One object for equal sets of entries, which most blocks have."""
+        self._loads: dict[_BlockKey, list[tuple[Transfer, frozenset[int]]]] = {}
+        """Loads of a block, and of which entries, in order."""
         for load in transfers:
             if load.direction == "load":
-                for key in self._keys(load, load.rows(PageSide.DESTINATION, "completed")):
-                    self._loads.setdefault(key, []).append(load)
+                for key, entries in self._blocks(load, load.rows(PageSide.DESTINATION, "completed")):
+                    self._loads.setdefault(key, []).append((load, entries))
 
     def findings(self) -> Iterator[Finding]:
         for save in self.saves:
@@ -139,33 +148,36 @@ class _Saves:
     def _reuses(self, save: Transfer) -> Iterator[Reuse]:
         rows = save.rows(PageSide.SOURCE, "submitted")
         loads = {
-            (load.rank, load.job, load.t_ns): load for key in self._keys(save, rows) for load in self._later(key, save)
+            (load.rank, load.job, load.t_ns): load
+            for key, entries in self._blocks(save, rows)
+            for load, loaded in self._loads.get(key, ())
+            if load.t_ns >= save.t_ns and not entries.isdisjoint(loaded)
         }
         for load in loads.values():
             what = f"load {load.job} of {self._prefixes.name(load.request)} read its page"
             yield Reuse(what, load.t_ns, load.t_ns, load.evidence[0])
         since = self._last_ran(save)
-        for block in sorted({row.block for row in rows if row.block}):
-            new = next(
-                (one for one in self._arm.pages.assigned.get(block, ()) if self._takes(one, save, rows, block, since)),
-                None,
-            )
+        layout = self._layouts[save.rank]
+        ends: dict[int, set[int]] = {}
+        for pages in self._sets[save.rank].of(rows):
+            if pages.block:
+                held = layout.holds(pages.rows[0])
+                ends.setdefault(pages.block, set()).update([layout.end(pages.rows[0])] if held else [])
+        for block in sorted(ends):
+            owners = self._arm.pages.assigned_after(block, min(since, save.t_ns))
+            new = next((one for one in owners if self._takes(one, save, ends[block], since)), None)
             if new is not None:
                 until = self._arm.steps.after(new.t_ns, BATCHES_TO_WAIT)
                 yield Reuse(f"block {block} went to {self._prefixes.name(new.request)}", new.t_ns, until, new.where)
 
-    def _later(self, key: tuple[int, int, str], save: Transfer) -> list[Transfer]:
-        return [load for load in self._loads.get(key, ()) if load.t_ns >= save.t_ns]
-
-    def _takes(self, new: Assigned, save: Transfer, rows: list[PageRow], block: int, since: int) -> bool:
-        """Whether an assignment takes the block away from what was saved, rather than sharing it."""
+    def _takes(self, new: Assigned, save: Transfer, ends: set[int], since: int) -> bool:
+        """Whether an assignment takes a block away from what was saved, not to share it; `ends`: of its pages."""
         if new.request == save.request:
             return new.t_ns > save.t_ns
         if new.t_ns <= since:
             return False
-        layout, lookups = self._layouts[save.rank], self._arm.lookups.get(new.request, ())
+        lookups = self._arm.lookups.get(new.request, ())
         local = max((seen.rec.local_tokens for seen in lookups if seen.t_ns <= new.t_ns), default=0)
-        ends = [layout.end(row) for row in rows if row.block == block and layout.holds(row)]
         return not any(end <= local and self._prefixes.shared(save.request, new.request, end) for end in ends)
 
     def _last_ran(self, save: Transfer) -> int:
@@ -178,12 +190,19 @@ class _Saves:
         time = self._arm.steps.time_of(last) if last is not None else None
         return save.t_ns if time is None else time
 
-    def _keys(self, transfer: Transfer, rows: list[PageRow]) -> Iterator[tuple[int, int, str]]:
+    def _blocks(self, transfer: Transfer, rows: list[PageRow]) -> list[tuple[_BlockKey, frozenset[int]]]:
+        """What the rows are the state of, block by block, and of which entries."""
         layout = self._layouts[transfer.rank]
-        for row in rows:
-            digest = self._prefixes.digest(transfer.request, layout.end(row)) if layout.holds(row) else None
+        entries: dict[int, set[int]] = {}
+        for pages in self._sets[transfer.rank].of(rows):
+            if layout.holds(pages.rows[0]):
+                entries.setdefault(layout.end(pages.rows[0]), set()).update([row.entry for row in pages.rows])
+        found = []
+        for end, of_end in entries.items():
+            digest = self._prefixes.digest(transfer.request, end)
             if digest is not None:
-                yield transfer.rank, row.entry, digest
+                found.append(((transfer.rank, digest), self._shared.setdefault(frozenset(of_end), frozenset(of_end))))
+        return found
 
     def _first_page(self, save: Transfer) -> str:
         layout = self._layouts[save.rank]

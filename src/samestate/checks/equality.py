@@ -1,4 +1,4 @@
-"""``paired-equality``, ``reload-equality``, ``controls-equal``: token by token, nothing tolerated."""
+"""``paired-``, ``reload-``, ``controls-`` and ``repetition-equality``: token by token, nothing tolerated."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from samestate.checks.history import REFERENCE, ArmHistory, History
 from samestate.checks.seen import Seen
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import OperationName, OperationOutput
+from samestate.plans.repetitions import repeated_arms
 from samestate.plans.scenarios import CANDIDATE, CONTROL
 
 PAIRED = "paired-equality"
 RELOAD = "reload-equality"
 CONTROLS = "controls-equal"
+REPETITION = "repetition-equality"
 
 
 class Side(NamedTuple):
@@ -80,11 +82,11 @@ def reload_equality(history: History) -> CheckResult:
 def controls_equal(history: History) -> CheckResult:
     """This run's control against the control of another archive, every generation."""
     if REFERENCE not in history.arms:
-        return _not_exercised("no_reference", "no reference control in this archive")
+        return _not_exercised(CONTROLS, "no_reference", "no reference control in this archive")
     control, reference = history.arm(CONTROL), history.arm(REFERENCE)
     if control.imported_from is not None and control.imported_from == reference.imported_from:
         return _not_exercised(
-            "same_source", "control and reference are copies of one arm: comparing them shows nothing"
+            CONTROLS, "same_source", "control and reference are copies of one arm: comparing them shows nothing"
         )
     pairs = [
         Comparison(case.id, Side(reference, op.op), Side(control, op.op), op.output_tokens)
@@ -92,6 +94,58 @@ def controls_equal(history: History) -> CheckResult:
     ]
     findings, equal = _compare(history, pairs)
     return _conclude(CONTROLS, findings, len(pairs), f"{equal}/{len(pairs)} control generations equal to the reference")
+
+
+def repetition_equality(history: History) -> CheckResult:
+    """Same input, same tokens: every generation of every arm against the same one of the first repetition.
+
+    It counts inputs: the pairs are no trials, and stand beside those within a repetition, never among them.
+    """
+    times = len(history.plan.repetitions)
+    if times < 2:
+        return _not_exercised(REPETITION, "not_planned", "the plan has one repetition")
+    findings, summaries, unlike = list[Finding](), list[str](), set[tuple[str, str | None]]()
+    generations = list(history.generations())
+    inputs = {(case.id, op.role) for case, op in generations}
+    for planned in history.plan.arms:
+        arms = [history.arm(one.name) for one in repeated_arms(history.plan) if one.arm.name == planned.name]
+        equal = 0
+        for case, op in generations:
+            found = [
+                finding
+                for arm in arms[1:]
+                for finding in _again(
+                    history, Comparison(case.id, Side(arms[0], op.op), Side(arm, op.op), op.output_tokens)
+                )
+            ]
+            equal += not found
+            findings += found
+            unlike |= {(case.id, op.role)} if found else set()
+        findings += _one_for_all(arms[0], [op.op for _, op in generations], len(inputs))
+        summaries.append(f"{planned.name} {equal}/{len(generations)} generations")
+    alike = len(inputs) - len(unlike)
+    summary = f"{alike}/{len(inputs)} inputs continue alike in {times} repetitions: {', '.join(summaries)}"
+    return conclude(REPETITION, findings, unit="inputs", examined=len(inputs), summary=summary)
+
+
+def _again(history: History, pair: Comparison) -> list[Finding]:
+    """One generation and the same of a later repetition: of one prompt, or they say nothing of each other."""
+    digests = [
+        {seen.rec.prompt_sha256 for seen in side.arm.started if seen.rec.op == side.op}
+        for side in (pair.reference, pair.subject)
+    ]
+    if digests[0] != digests[1] or len(digests[0]) != 1:
+        place = Place(arm=pair.subject.arm.name, case=pair.case, op=pair.subject.op)
+        return [unknown("other_prompt", f"{pair.subject} and {pair.reference} were not asked one prompt", place)]
+    return _pair(history, pair)
+
+
+def _one_for_all(arm: ArmHistory, ops: list[str], inputs: int) -> Iterator[Finding]:
+    """Outputs that do not depend on their prompt are alike whatever happened."""
+    outputs = {tuple(seen.rec.token_ids) for op in ops if (seen := arm.output(op)) is not None}
+    if len(outputs) <= 1 < inputs:
+        message = f"arm {arm.name}: {inputs} inputs, {len(outputs)} distinct outputs: they do not depend on the prompt"
+        yield unknown("vacuous", message, Place(arm=arm.name))
 
 
 def _compare(history: History, pairs: Iterable[Comparison]) -> tuple[list[Finding], int]:
@@ -152,6 +206,6 @@ def _conclude(check: str, findings: list[Finding], examined: int, summary: str) 
     return conclude(check, findings, unit="comparisons", examined=examined, summary=summary)
 
 
-def _not_exercised(code: str, message: str) -> CheckResult:
+def _not_exercised(check: str, code: str, message: str) -> CheckResult:
     finding = Finding(code=code, verdict=Verdict.NOT_EXERCISED, message=message)
-    return _conclude(CONTROLS, [finding], 0, message)
+    return _conclude(check, [finding], 0, message)

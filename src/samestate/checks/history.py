@@ -1,13 +1,15 @@
-"""What happened, indexed for checks: one pass over the streams of an archive.
+"""What happened, indexed for checks: one pass over the streams of an archive, the one that verifies them.
 
-Only what checks ask for is kept. Schedule rows, by far the most numerous, are kept as
-four integers each; of completed saves only what they moved. ``FaultArmed`` records are
-skipped, and the fault tag is kept apart from the attempt, for display alone.
+Only what checks ask for is kept. Schedule rows are kept as four integers each; of completed saves
+only what they moved; page rows, by far the most numerous, stay in the archive (`page_history`). ``FaultArmed``
+records are skipped, and the fault tag is kept apart from the attempt, for display alone.
 """
 
 from __future__ import annotations
 
+import gc
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -15,26 +17,34 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from samestate.checks.page_history import PAGE_RECORDS, PageHistory, Steps
-from samestate.checks.seen import Seen
+from samestate.checks.seen import MissingEvidence, Seen
 from samestate.evidence import records as r
-from samestate.evidence.archive import Archive
+from samestate.evidence.archive import ATTEMPTS_NAME, Archive
 from samestate.evidence.canonical import sha256_hex
-from samestate.evidence.stream import Defect
+from samestate.evidence.inputs import Inputs
+from samestate.evidence.places import place
+from samestate.evidence.records import Line
+from samestate.evidence.stream import Defect, Passed
 from samestate.plans.model import Plan, ResolvedPlan
 from samestate.plans.operations import Case, PlannedOperation, cases
 from samestate.plans.scenarios import CANDIDATE
 
+__all__ = [
+    "REFERENCE",
+    "ArmHistory",
+    "Attempt",
+    "History",
+    "Load",
+    "MissingEvidence",
+    "Row",
+    "Saved",
+    "Saves",
+    "Schedule",
+]
+
 REFERENCE = "reference-control"
 
 M = TypeVar("M", Plan, ResolvedPlan)
-
-
-class MissingEvidence(Exception):
-    """A check needs something that the archive does not hold: the check is unknown."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Row(NamedTuple):
@@ -49,7 +59,7 @@ class Row(NamedTuple):
     @property
     def where(self) -> str:
         """``arms/candidate/scheduler.jsonl:17``."""
-        return f"{self.stream}:{self.n}"
+        return place(self.stream, self.n)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -107,6 +117,7 @@ class Saved(NamedTuple):
     part: r.TransferPart
     where: str
     """Of the submission."""
+    completed_ns: int
 
 
 @dataclass(slots=True)
@@ -215,6 +226,8 @@ class Attempt(NamedTuple):
     arms: list[str]
     control_seal_sha256: str | None
     reference_seal_sha256: str | None
+    source: str
+    """The samestate that ran: ``commit 0123456789ab``, or ``source …`` by the hash of its files."""
     where: str
     contacts: list[r.ContactLevel]
     """Levels reached before the end, in order."""
@@ -232,7 +245,7 @@ class History:
     resolved_sha256: str | None
     seal_sha256: str | None
     defects: list[Defect]
-    inputs: dict[str, list[int]]
+    inputs: Inputs
     arms: dict[str, ArmHistory]
     attempts: list[Attempt]
     records: int
@@ -241,11 +254,19 @@ class History:
     """For display. No check reads it."""
     _plan: Plan | None
     _resolved: ResolvedPlan | None
+    contents_read: list[tuple[dict[str, ArmHistory], object]] = field(default_factory=list)
+    """What `prefix_identity` made of which arms, so that the table need not work it out again."""
 
     @classmethod
     def read(cls, archive: Archive) -> History:
         """Index an archive. Damage never raises: it is in `defects`."""
-        return _Reader(archive).history()
+        collecting = gc.isenabled()
+        gc.disable()  # reading makes many objects and no cycles: looking for these took a quarter of the time
+        try:
+            return _Reader(archive).history()
+        finally:
+            if collecting:
+                gc.enable()
 
     @property
     def plan(self) -> Plan:
@@ -305,6 +326,11 @@ class History:
         return self.attempts[-1]
 
 
+def _source(rec: r.AttemptStarted) -> str:
+    commit, edited, _ = (rec.source_commit or "").partition("+changes")
+    return f"commit {commit[:12]}{edited}" if commit else f"source {rec.source_sha256[:12]}"
+
+
 def _register(arm: ArmHistory, seen: Seen[r.RankRegistered]) -> None:
     if seen.rec.rank in arm.ranks:
         arm.ranks_again.append(seen)
@@ -312,14 +338,24 @@ def _register(arm: ArmHistory, seen: Seen[r.RankRegistered]) -> None:
         arm.ranks[seen.rec.rank] = seen
 
 
+class _Arms(dict[str, ArmHistory]):
+    """Arms by name; one that is asked for the first time is empty."""
+
+    def __missing__(self, name: str) -> ArmHistory:
+        self[name] = ArmHistory(name, None, [])
+        return self[name]
+
+
 class _Reader:
-    """Fills a History."""
+    """Fills a History while the archive is verified: every byte of a stream is read, hashed and decoded once."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
-        self._defects = list(archive.verify())
         self._records = 0
         self._fault: str | None = None
+        self._attempts: list[Attempt] = []
+        self._arms = _Arms()
+        self._absurd: defaultdict[str, list[Defect]] = defaultdict(list)
         self._open_loads: dict[tuple[str, int, int], Load] = {}
         self._handlers: dict[type[r.Record], Callable[[ArmHistory, Any], None]] = {
             r.EngineStarted: lambda arm, seen: arm.engines.append(seen),
@@ -345,19 +381,19 @@ class _Reader:
             r.SaveCompleted: self._saved,
         }
         self._paged = set(PAGE_RECORDS)
+        self._defects = list(archive.verify(self._visit))
 
     def history(self) -> History:
         plan_json, resolved_json = self._archive.plan_json, self._archive.resolved_json
-        attempts = self._attempts()
-        arms = {name: self._arm(name) for name in self._archive.arms}
+        arms = {name: self._describe(self._arms[name]) for name in self._archive.arms}
         return History(
             plan_sha256=sha256_hex(plan_json) if plan_json is not None else None,
             resolved_sha256=sha256_hex(resolved_json) if resolved_json is not None else None,
             seal_sha256=self._archive.seal_sha256,
             defects=self._defects,
-            inputs=self._archive.inputs,
+            inputs=self._archive.packed_inputs,
             arms=arms,
-            attempts=attempts,
+            attempts=self._attempts,
             records=self._records,
             fault=self._fault,
             _plan=self._model(Plan, plan_json, "plan.json"),
@@ -376,50 +412,56 @@ class _Reader:
             self._defects.append(Defect(name, f"not a valid {model.__name__}: {path}: {first['msg']}"))
             return None
 
-    def _attempts(self) -> list[Attempt]:
-        attempts: list[Attempt] = []
-        for line in self._archive.attempts():
-            self._records += 1
-            where = f"attempts.jsonl:{line.n}"
-            match line.rec:
-                case r.AttemptStarted() as rec:
-                    self._fault = rec.fault
-                    seals = (rec.control_seal_sha256, rec.reference_seal_sha256)
-                    attempts.append(Attempt(rec.attempt, rec.plan_sha256, rec.arms, *seals, where, [], [], []))
-                case r.AttemptEnded() as rec if attempts:
-                    attempts[-1].ends.append(Seen(rec, "attempts.jsonl", line.n, line.t_ns))
-                case r.ContactReached() as rec if attempts and not attempts[-1].ends:
-                    attempts[-1].contacts.append(rec.level)
-                case r.StreamOpened() | r.StreamClosed():
-                    pass
-                case _:
-                    if attempts:
-                        attempts[-1].strays.append(where)
-        return attempts
+    def _visit(self, name: str, passed: Passed) -> None:
+        """A line of a stream, whose name inside the archive is `name`."""
+        self._records += 1
+        line = passed.line
+        if name == ATTEMPTS_NAME:
+            self._attempt(line)
+            return
+        arm = name.split("/", 2)[1]
+        seen = Seen(line.rec, name, line.n, line.t_ns)
+        try:
+            self._take(self._arms[arm], seen, passed)
+        except (OverflowError, ValueError) as error:
+            self._absurd[arm].append(Defect(seen.where, f"holds numbers that no run can have ({error})"))
 
-    def _arm(self, name: str) -> ArmHistory:
-        processes = self._archive.streams(name)
-        arm = ArmHistory(name, self._archive.imported_from(name), processes)
+    def _attempt(self, line: Line) -> None:
+        where, attempts = place("attempts.jsonl", line.n), self._attempts
+        match line.rec:
+            case r.AttemptStarted() as rec:
+                self._fault = rec.fault
+                seals = (rec.control_seal_sha256, rec.reference_seal_sha256)
+                source = _source(rec)
+                attempts.append(Attempt(rec.attempt, rec.plan_sha256, rec.arms, *seals, source, where, [], [], []))
+            case r.AttemptEnded() as rec if attempts:
+                attempts[-1].ends.append(Seen(rec, "attempts.jsonl", line.n, line.t_ns))
+            case r.ContactReached() as rec if attempts and not attempts[-1].ends:
+                attempts[-1].contacts.append(rec.level)
+            case r.StreamOpened() | r.StreamClosed():
+                pass
+            case _:
+                if attempts:
+                    attempts[-1].strays.append(where)
+
+    def _describe(self, arm: ArmHistory) -> ArmHistory:
+        """Add what an arm's folder says beside its streams."""
+        name = arm.name
+        arm.imported_from = self._archive.imported_from(name)
+        arm.streams = self._archive.streams(name)
         if (source_plan := self._archive.source_plan_json(name)) is not None:
             arm.source_plan_sha256 = sha256_hex(source_plan)
             arm.source_plan = self._model(Plan, source_plan, f"arms/{name}/source-plan.json")
-        for process in processes:
-            stream = f"arms/{name}/{process}.jsonl"
-            for line in self._archive.records(name, process):
-                self._records += 1
-                seen = Seen(line.rec, stream, line.n, line.t_ns)
-                try:
-                    self._take(arm, seen)
-                except (OverflowError, ValueError) as error:
-                    self._defects.append(Defect(seen.where, f"holds numbers that no run can have ({error})"))
+        self._defects += self._absurd[name]
         return arm
 
-    def _take(self, arm: ArmHistory, seen: Seen[Any]) -> None:
-        handler = self._handlers.get(type(seen.rec))
+    def _take(self, arm: ArmHistory, seen: Seen[Any], passed: Passed) -> None:
+        kind = type(seen.rec)
+        handler = self._handlers.get(kind)
         if handler is not None:
             handler(arm, seen)
-        if type(seen.rec) in self._paged:
-            arm.pages.take(seen)
+        if kind in self._paged:
+            arm.pages.take(seen, passed)
 
     def _batch(self, arm: ArmHistory, seen: Seen[r.BatchScheduled]) -> None:
         rec, schedules = seen.rec, arm.schedules
@@ -463,4 +505,4 @@ class _Reader:
             arm.saves.failed.append(seen)
         else:
             done = arm.saves.done.setdefault((seen.rec.rank, submitted.rec.request or ""), [])
-            done += [Saved(seen.n, submitted.t_ns, part, submitted.where) for part in submitted.rec.parts]
+            done += [Saved(seen.n, submitted.t_ns, part, submitted.where, seen.t_ns) for part in submitted.rec.parts]

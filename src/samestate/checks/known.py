@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from samestate.checks import coverage, geometry, integrity
+from samestate.checks import coverage, geometry, integrity, repetitions
 from samestate.checks.analyzers import ANALYZERS, Judgement
 from samestate.checks.base import CheckResult, Finding, Place, Verdict
 from samestate.checks.plan_identity import CHECK as PLAN_IDENTITY
@@ -24,7 +24,7 @@ from samestate.checks.written import Written, WrittenError, read_written
 from samestate.plans.errors import nearest
 
 CHECK = "known"
-NEVER = (integrity.CHECK, coverage.CHECK, PLAN_IDENTITY)
+NEVER = (integrity.CHECK, coverage.CHECK, PLAN_IDENTITY, repetitions.CHECK)
 """Without these nothing else that a run says holds."""
 SHADOW = (geometry.CHECK, "geometry_mismatch")
 """Unknown, seen in records of both sides, and what an accepted failure of the same operation leads to."""

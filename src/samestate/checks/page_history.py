@@ -1,24 +1,32 @@
 """What the page instruments saw in an arm: transfer jobs with their pages, states computed, blocks assigned, waits.
 
 Kept only for engines that say they are watched above ``metadata``, so that other runs cost nothing here.
-Rows that repeat what a job showed before are kept once.
+
+Page rows stay in the archive. Of a record of rows only its place and hashes are kept; a check that wants the
+rows reads that line again, job by job, and lets go of them. So memory does not grow with page rows, no temporary
+file is needed (``/tmp`` may be memory), and bytes that changed since they were verified are refused.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
-import msgspec
-
-from samestate.checks.seen import Seen
+from samestate.checks.seen import MissingEvidence, Seen
 from samestate.evidence import records as r
+from samestate.evidence.stream import Passed, Stored
 
 Direction = Literal["save", "load"]
 Moment = Literal["submitted", "completed"]
 NEVER = 2**63 - 1
+RECORDS_AT_HAND = 8
+"""Records whose rows are in memory at a time: more than a job has sides."""
 
 PAGE_LEVELS = ("digest", "poison")
 """Audit levels at which pages are read."""
@@ -95,6 +103,44 @@ class Wait(NamedTuple):
     """The worker gave up, and went on with the job open."""
 
 
+class Rows(NamedTuple):
+    """The rows of one side of a job, where they lie."""
+
+    t_ns: int
+    """When they were written."""
+    request: str
+    where: str
+    stored: Stored
+    alike: bytes
+    """Equal for equal rows of two records, as long as both write them alike."""
+    shelf: _Shelf
+
+    @property
+    def rows(self) -> list[r.PageRow]:
+        """Read from the archive; alike rows are one list while they are at hand. Raises MissingEvidence."""
+        return self.shelf.rows(self)
+
+
+class _Shelf:
+    """The rows that were read last: those of a job and its sides."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[bytes, list[r.PageRow]] = OrderedDict()
+
+    def rows(self, wanted: Rows) -> list[r.PageRow]:
+        held = self._held.get(wanted.alike)
+        if held is not None:
+            return held
+        line = wanted.stored.read()
+        if line is None or not isinstance(line.rec, r.PagesDigested):
+            message = f"{wanted.where} cannot be read again as it was when the archive was verified"
+            raise MissingEvidence("changed_while_judged", message)
+        self._held[wanted.alike] = line.rec.rows
+        if len(self._held) > RECORDS_AT_HAND:
+            self._held.popitem(last=False)
+        return line.rec.rows
+
+
 @dataclass(slots=True)
 class Transfer:
     """One save or load of one rank."""
@@ -105,7 +151,7 @@ class Transfer:
     submitted: Seen[r.SaveSubmitted] | Seen[r.LoadSubmitted] | None = None
     completions: list[Seen[r.SaveCompleted] | Seen[r.LoadCompleted]] = field(default_factory=list)
     delayed: Seen[r.SaveDelayed] | None = None
-    pages: dict[tuple[r.PageSide, Moment], Seen[r.PagesDigested]] = field(default_factory=dict)
+    pages: dict[tuple[r.PageSide, Moment], Rows] = field(default_factory=dict)
     poisoned: Seen[r.PagesPoisoned] | None = None
     guards: Seen[r.GuardsChecked] | None = None
 
@@ -114,7 +160,7 @@ class Transfer:
         """Whose job it is; empty: not recorded."""
         if self.submitted is not None and self.submitted.rec.request:
             return self.submitted.rec.request
-        return next((seen.rec.request for seen in self.pages.values()), "")
+        return next((seen.request for seen in self.pages.values()), "")
 
     @property
     def parts(self) -> list[r.TransferPart]:
@@ -131,8 +177,10 @@ class Transfer:
     @property
     def t_ns(self) -> int:
         """When it was submitted, or first seen."""
-        seen = [one.t_ns for one in (self.submitted, self.poisoned, *self.pages.values()) if one is not None]
-        return self.submitted.t_ns if self.submitted else min(seen, default=NEVER)
+        if self.submitted is not None:
+            return self.submitted.t_ns
+        seen = [one.t_ns for one in (self.poisoned, *self.pages.values()) if one is not None]
+        return min(seen, default=NEVER)
 
     @property
     def due_ns(self) -> int:
@@ -155,16 +203,18 @@ class Transfer:
         return [at for at in path if readable or at[0] is not stored]
 
     def rows(self, side: r.PageSide, moment: Moment) -> list[r.PageRow]:
-        """The rows of one side, none when they were not recorded."""
+        """The rows of one side, read from the archive; none when they were not recorded. Raises MissingEvidence."""
         seen = self.pages.get((side, moment))
-        return seen.rec.rows if seen else []
+        return seen.rows if seen else []
 
 
 class PageHistory:
     """Fills itself from records, stream by stream, the one with `EngineStarted` first; times order them across."""
 
     def __init__(self) -> None:
+        self._shelf = _Shelf()
         self._transfers: list[Transfer] = []
+        self._sorted: list[Transfer] | None = None
         self._current: dict[tuple[int, int, Direction], Transfer] = {}
         self._watched = False
         self._allocated: dict[str, list[tuple[int, int]]] = {}
@@ -185,13 +235,25 @@ class PageHistory:
     @property
     def transfers(self) -> list[Transfer]:
         """All jobs by the time of their submission."""
-        return sorted(self._transfers, key=lambda one: (one.t_ns, one.rank))
+        if self._sorted is None:
+            self._sorted = sorted(self._transfers, key=lambda one: (one.t_ns, one.rank))
+        return self._sorted
 
     def allocated_line(self, request: str, t_ns: int) -> int:
         """Line of the last allocation for a load of `request` at or before `t_ns`; -1: none is recorded."""
         return max((n for t, n in self._allocated.get(request, ()) if t <= t_ns), default=-1)
 
-    def take(self, seen: Seen[Any]) -> None:
+    def assigned_after(self, block: int, t_ns: int) -> Iterator[Assigned]:
+        """Who got a block after `t_ns`, in order."""
+        owners = self.assigned.get(block, [])
+        return islice(owners, bisect_right(owners, t_ns, key=_time), None)
+
+    def computed_until(self, group: int, block: int, t_ns: int) -> Iterator[Computed]:
+        """What a block was to hold until `t_ns`, the latest first."""
+        held = self.computed.get((group, block), [])
+        return (held[at] for at in range(bisect_right(held, t_ns, key=_time) - 1, -1, -1))
+
+    def take(self, seen: Seen[Any], passed: Passed) -> None:
         """Index one of `PAGE_RECORDS`."""
         match seen.rec:
             case r.EngineStarted() as rec:
@@ -210,13 +272,14 @@ class PageHistory:
                     held = Computed(seen.t_ns, rec.request, rec.boundary, seen.where)
                     self.computed.setdefault((group, block), []).append(held)
             case _:
-                self._transfer(seen)
+                self._transfer(seen, passed)
 
     def _assign(self, seen: Seen[Any], request: str, blocks: list[list[int]]) -> None:
         for block in {block for group in blocks for block in group}:
             self.assigned.setdefault(block, []).append(Assigned(seen.t_ns, request, seen.where))
 
-    def _transfer(self, seen: Seen[Any]) -> None:
+    def _transfer(self, seen: Seen[Any], passed: Passed) -> None:
+        self._sorted = None
         match seen.rec:
             case r.SaveWaited() as rec:
                 for job in rec.jobs:
@@ -233,9 +296,10 @@ class PageHistory:
                 self._job(seen, "submitted").delayed = seen
             case r.PagesDigested() as rec:
                 one = self._job(seen, rec.moment)
-                same = (known.rec.rows for known in one.pages.values() if known.rec.rows == rec.rows)
-                kept = msgspec.structs.replace(rec, rows=next(same, rec.rows))
-                one.pages[rec.side, rec.moment] = seen._replace(rec=kept)
+                # From there on the text has all that decides the rows; a key may be spelled otherwise.
+                alike = sha256(passed.body[max(passed.body.find(b'"rows":'), 0) :]).digest()
+                rows = Rows(seen.t_ns, rec.request, seen.where, passed.stored, alike, self._shelf)
+                one.pages[rec.side, rec.moment] = rows
             case r.PagesPoisoned():
                 self._job(seen, "submitted").poisoned = seen
             case r.GuardsChecked():
@@ -253,6 +317,10 @@ class PageHistory:
         one = self._current[rank, job, direction] = Transfer(rank, job, direction)
         self._transfers.append(one)
         return one
+
+
+def _time(one: Assigned | Computed) -> int:
+    return one.t_ns
 
 
 def _key(rec: Any) -> tuple[int, int, Direction]:

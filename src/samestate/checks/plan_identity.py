@@ -13,6 +13,7 @@ from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.canonical import canonical_json, sha256_hex, token_digest
 from samestate.plans.lending import objection
 from samestate.plans.operations import operation_ids, planned_inputs, shared_lengths
+from samestate.plans.repetitions import repeated_arms
 from samestate.plans.scenarios import CONTROL
 
 CHECK = "plan-identity"
@@ -180,7 +181,7 @@ def _arms(history: History) -> Iterator[Finding]:
     if len(set(expected)) < len(expected):
         message = f"the attempt names an arm twice, or as live and as imported: {', '.join(expected)}"
         yield fail("wrong_arms", message, evidence=[attempt.where])
-    for planned in history.plan.arms:
+    for planned in repeated_arms(history.plan):
         if planned.name not in expected:
             message = f"arm {planned.name} is planned, and the attempt does not name it"
             yield unknown("missing_arm", message, Place(arm=planned.name), [attempt.where])

@@ -4,12 +4,16 @@ The bytes of each recurrent page are filed when they are saved, under the bounda
 scheduler's own step ends say the block holds, never under a connector's label. What a load brings
 is looked up there. One boundary can have several right digests (computed by decode, recomputed by
 prefill after a preemption): all that were filed count.
+
+Filed and looked up are fingerprints of whole blocks (`page_sets`). Where one is not found, a second round files the
+bytes that were asked for page by page, and no others: memory goes with blocks, and with what is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding
@@ -18,6 +22,7 @@ from samestate.checks.damage import Damage, findings, job_name
 from samestate.checks.history import ArmHistory, History, MissingEvidence
 from samestate.checks.layout import RankLayout, rank_layouts
 from samestate.checks.page_history import Computed, Transfer
+from samestate.checks.page_sets import PageSet, PageSets
 from samestate.checks.prefixes import Prefixes
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import BatchSource, PageRow, PageSide
@@ -44,55 +49,99 @@ class Content:
 
 
 @dataclass(slots=True)
+class _Asked:
+    """What a round could not find by block, so that the next one files it by page."""
+
+    digests: set[tuple[int, int, str]] = field(default_factory=set)
+    """Rank, entry and digest of the bytes."""
+    states: set[tuple[int, int, State]] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class _Filed:
     """The states filed so far, by an arm and those that it follows."""
 
+    blocks: dict[tuple[int, int | None, State], set[bytes]] = field(default_factory=dict)
+    """Fingerprints by rank and engine group."""
     states: dict[tuple[int, int, str], set[State]] = field(default_factory=dict)
-    """By rank, entry and digest of the bytes."""
+    """By rank, entry and digest of the bytes: those that were asked for."""
     known: set[tuple[int, int, State]] = field(default_factory=set)
+
+
+class _Read(NamedTuple):
+    """What the ledgers of all candidates came to."""
+
+    findings: list[Finding]
+    contents: list[list[Content]]
+    """By candidate, in order."""
+    right: int
+    filed: int
+    looked_up: int
 
 
 def prefix_identity(history: History) -> CheckResult:
     """Hold the content of every load of the candidates against what its request was credited."""
-    ledgers = _ledgers(history)
-    found = [finding for ledger in ledgers for finding in ledger.findings()]
-    right, loads = sum(ledger.right for ledger in ledgers), sum(len(ledger.contents) for ledger in ledgers)
-    filed, looked_up = sum(ledger.filed for ledger in ledgers), sum(ledger.looked_up for ledger in ledgers)
-    summary = f"B by content is p in {right}/{loads} loads; {filed} states filed from step ends, {looked_up} looked up"
-    return conclude(CHECK, found, unit="loads", examined=loads, summary=summary)
+    read = _read(history)
+    loads = sum(map(len, read.contents))
+    summary = (
+        f"B by content is p in {read.right}/{loads} loads; "
+        f"{read.filed} states filed from step ends, {read.looked_up} looked up"
+    )
+    return conclude(CHECK, read.findings, unit="loads", examined=loads, summary=summary)
 
 
 def content_boundaries(history: History) -> dict[tuple[str, str], int]:
     """B by content of what each generation loaded, by arm and operation; without those that are not one boundary."""
     try:
-        ledgers = _ledgers(history)
+        read = _read(history)
     except MissingEvidence:
         return {}
     found: dict[tuple[str, str], int] = {}
-    for arm, ledger in zip(history.candidates, ledgers, strict=True):
-        for _ in ledger.findings():
-            pass
+    for arm, of_arm in zip(history.candidates, read.contents, strict=True):
+        by_request: dict[str, set[int | None]] = {}
+        for content in of_arm:
+            by_request.setdefault(content.request, set()).update(content.boundaries)
         for _, op in history.generations(arm=arm.name):
             output = arm.output(op.op)
-            contents = [one for one in ledger.contents if output and one.request == output.rec.request]
-            boundaries = {boundary for content in contents for boundary in content.boundaries}
-            if len(boundaries) == 1 and (boundary := boundaries.pop()) is not None:
+            boundaries = by_request.get(output.rec.request, set()) if output else set()
+            if len(boundaries) == 1 and (boundary := next(iter(boundaries))) is not None:
                 found[arm.name, op.op] = boundary
     return found
 
 
-def _ledgers(history: History) -> list[_Ledger]:
-    """One for each candidate, in order; an arm that follows another goes on with what that one filed."""
+def _read(history: History) -> _Read:
+    """The ledgers' result, worked out once for these arms. Raises MissingEvidence."""
+    for arms, read in history.contents_read:
+        if arms is history.arms and isinstance(read, _Read):
+            return read
+    asked = _Asked()
+    read = _round(history, asked)
+    if asked.digests or asked.states:
+        read = _round(history, asked)
+    history.contents_read.append((history.arms, read))
+    return read
+
+
+def _round(history: History, asked: _Asked) -> _Read:
+    """An arm that follows another goes on with what that one filed."""
     filed: dict[str | None, _Filed] = {}
     for arm in history.candidates:
         filed[arm.name] = filed.get(history.follows(arm.name), _Filed())
-    return [_Ledger(history, arm, filed[arm.name]) for arm in history.candidates]
+    ledgers = [_Ledger(history, arm, filed[arm.name], asked) for arm in history.candidates]
+    findings = [finding for ledger in ledgers for finding in ledger.findings()]
+    return _Read(
+        findings,
+        [ledger.contents for ledger in ledgers],
+        sum(ledger.right for ledger in ledgers),
+        sum(ledger.filed for ledger in ledgers),
+        sum(ledger.looked_up for ledger in ledgers),
+    )
 
 
 class _Ledger:
     """States by digest, filed and looked up in time order."""
 
-    def __init__(self, history: History, arm: ArmHistory, filed: _Filed) -> None:
+    def __init__(self, history: History, arm: ArmHistory, filed: _Filed, asked: _Asked) -> None:
         self.contents: list[Content] = []
         self.right = self.filed = self.looked_up = 0
         self._arm = arm
@@ -100,9 +149,12 @@ class _Ledger:
         self._layouts = rank_layouts(arm)
         self._prefixes = Prefixes(history, arm)
         self._aligned = arm.engine.rec.settings.get("cache_config.mamba_cache_mode") == "align"
-        self._states, self._known = filed.states, filed.known
+        self._filed, self._asked = filed, asked
+        self._state_pages = {
+            rank: PageSets(layout, lambda entry: entry.kind in STATE) for rank, layout in self._layouts.items()
+        }
         self._loaded: dict[tuple[int, int, int], str] = {}
-        """By rank, entry and block: the request whose load last filled it."""
+        """By rank, entry and block: the request whose load last filled it. No more than the pool has pages."""
         self._seen: dict[tuple[int, str], set[int]] = {}
         """By rank and request: state entries whose loaded pages were looked up."""
 
@@ -112,7 +164,7 @@ class _Ledger:
             if layout is None:
                 continue
             if transfer.direction == "save":
-                yield from findings(transfer, layout, self._prefixes, list(self._file(transfer, layout)))
+                yield from findings(transfer, layout, self._prefixes, self._filed_pages(transfer, layout))
             else:
                 evidence = self._first_batch(transfer)
                 yield from findings(transfer, layout, self._prefixes, list(self._look_up(transfer, layout)), evidence)
@@ -121,40 +173,50 @@ class _Ledger:
 
     # --- saves --------------------------------------------------------------------------------
 
-    def _file(self, save: Transfer, layout: RankLayout) -> Iterator[Damage]:
-        for row in save.rows(PageSide.SOURCE, "submitted"):
-            if not layout.holds(row) or not layout.is_state(row):
-                continue
-            if row.block == NULL_BLOCK:
+    def _filed_pages(self, save: Transfer, layout: RankLayout) -> list[Damage]:
+        rows = save.rows(PageSide.SOURCE, "submitted")
+        return _in_order(list(self._file(save, layout, rows)), rows)
+
+    def _file(self, save: Transfer, layout: RankLayout, rows: list[PageRow]) -> Iterator[Damage]:
+        for pages in self._sets(rows, layout, save.rank):
+            row = pages.rows[0]
+            if pages.block == NULL_BLOCK:
                 what = "the null block was saved, which holds no state"
-                yield Damage("null_block_saved", row, what, unclear=any(not done.rec.ok for done in save.completions))
+                unclear = any(not done.rec.ok for done in save.completions)
+                yield from (Damage("null_block_saved", one, what, unclear) for one in pages.rows)
                 continue
             claimed = layout.end(row)
-            group = layout.entries[row.entry].engine_group
-            held = self._held(group, row.block, save)
+            held = self._held(layout.entries[row.entry].engine_group, pages.block, save)
             own = self._state(save.request, claimed)
             if own is None:
-                yield Damage("key_unknown", row, "the tokens it belongs to are not recorded", unclear=True)
+                what = "the tokens it belongs to are not recorded"
+                yield from (Damage("key_unknown", one, what, unclear=True) for one in pages.rows)
             elif not held:
                 # A page that was loaded was judged then, and may be saved again as what it came as.
-                if not self._was_loaded(save, row, claimed):
-                    yield self._uncomputed(save, row)
+                strange = [one for one in pages.rows if not self._was_loaded(save, one, claimed)]
+                yield from (self._uncomputed(save, one) for one in strange)
             elif claimed in held:
-                self._add(save.rank, row, own)
+                self._add(save.rank, pages, own)
             else:
-                self._add(save.rank, row, self._state(save.request, held[-1]))
+                self._add(save.rank, pages, self._state(save.request, held[-1]))
                 what = f"saved under this key is the state of [0, {held[-1]}), by the scheduler's step ends"
-                yield Damage("saved_other_boundary", row, what, unclear=not self._whole)
+                unclear = not self._whole
+                yield from (Damage("saved_other_boundary", one, what, unclear) for one in pages.rows)
+
+    def _sets(self, rows: Sequence[PageRow], layout: RankLayout, rank: int) -> list[PageSet]:
+        """State pages that were registered, by block."""
+        return [one for one in self._state_pages[rank].of(rows) if layout.holds(one.rows[0])]
 
     def _held(self, group: int, block: int, save: Transfer) -> list[int]:
         """Boundaries that the block may hold at the save, the latest last: the request's last one, and the one
         before it when the last one's step may still have to run; or that of the request whose block it shares."""
-        there = [one for one in self._arm.pages.computed.get((group, block), ()) if one.t_ns <= save.t_ns]
-        mine = [one for one in there if one.request == save.request]
-        if there and not mine and self._prefixes.shared(there[-1].request, save.request, there[-1].boundary):
-            mine = there[-1:]
-        pending = bool(mine) and self._in_last_batch(mine[-1], save.t_ns)
-        return [one.boundary for one in (mine[-2:] if pending else mine[-1:])]
+        until = self._arm.pages.computed_until
+        mine = list(islice((one for one in until(group, block, save.t_ns) if one.request == save.request), 2))
+        latest = next(until(group, block, save.t_ns), None)
+        if latest and not mine and self._prefixes.shared(latest.request, save.request, latest.boundary):
+            mine = [latest]
+        pending = bool(mine) and self._in_last_batch(mine[0], save.t_ns)
+        return [one.boundary for one in (mine[1::-1] if pending else mine[:1])]
 
     def _in_last_batch(self, computed: Computed, t_ns: int) -> bool:
         """Whether at most one batch was made between a state's record and a time."""
@@ -173,35 +235,57 @@ class _Ledger:
         unclear = not self._whole or (loads is not None and row.entry not in loads)
         return Damage("saved_uncomputed_state", row, "the saved page holds no computed boundary", unclear)
 
-    def _add(self, rank: int, row: PageRow, state: State | None) -> None:
+    def _add(self, rank: int, pages: PageSet, state: State | None) -> None:
         if state is None:
             return
-        self.filed += 1
-        self._states.setdefault((rank, row.entry, row.digest), set()).add(state)
-        self._known.add((rank, row.entry, state))
+        self.filed += len(pages.rows)
+        if pages.whole:
+            self._filed.blocks.setdefault((rank, pages.group, state), set()).add(pages.digests)
+        if not self._asked.digests:
+            return
+        for row in pages.rows:
+            if (rank, row.entry, row.digest) in self._asked.digests:
+                self._filed.states.setdefault((rank, row.entry, row.digest), set()).add(state)
+            if (rank, row.entry, state) in self._asked.states:
+                self._filed.known.add((rank, row.entry, state))
 
     # --- loads --------------------------------------------------------------------------------
 
     def _look_up(self, load: Transfer, layout: RankLayout) -> Iterator[Damage]:
         first = self._arm.resumed(load.request, load.t_ns)
+        credited = first.start if first else None
+        due = self._state(load.request, credited) if credited is not None else None
         content = Content(load.request)
         damages: list[Damage] = []
         seen = self._seen.setdefault((load.rank, load.request), set())
-        for row in self._restored(load, layout):
-            self.looked_up += 1
-            seen.add(row.entry)
-            self._loaded[load.rank, row.entry, row.block] = load.request
-            found = self._states.get((load.rank, row.entry, row.digest), set())
-            credited = first.start if first else None
-            content.boundaries.add(self._represents(load.request, found, credited))
-            if credited is None:
-                damages.append(Damage("content_unknown", row, "no batch of its request is recorded", unclear=True))
-            else:
-                damages += self._judge(load, row, found, credited)
+        restored = self._restored(load, layout)
+        for pages in self._sets(restored, layout, load.rank):
+            self.looked_up += len(pages.rows)
+            seen.update(row.entry for row in pages.rows)
+            self._loaded |= {(load.rank, row.entry, pages.block): load.request for row in pages.rows}
+            if due is not None and pages.whole:
+                filed = self._filed.blocks.get((load.rank, pages.group, due), ())
+                if pages.digests in filed:
+                    content.boundaries.add(credited)
+                    continue
+            for row in pages.rows:
+                found = self._found(load, row, due)
+                content.boundaries.add(self._represents(load.request, found, credited))
+                if credited is None:
+                    damages.append(Damage("content_unknown", row, "no batch of its request is recorded", unclear=True))
+                else:
+                    damages += self._judge(load, row, found, credited)
         if content.boundaries:
             self.contents.append(content)
             self.right += not damages
-        yield from damages
+        yield from _in_order(damages, restored)
+
+    def _found(self, load: Transfer, row: PageRow, due: State | None) -> set[State]:
+        """What the bytes of a page were filed as; nothing, if nobody asked before this round."""
+        self._asked.digests.add((load.rank, row.entry, row.digest))
+        if due is not None:
+            self._asked.states.add((load.rank, row.entry, due))
+        return self._filed.states.get((load.rank, row.entry, row.digest), set())
 
     def _missing(self) -> Iterator[Finding]:
         """Every request that loaded was looked up by all its state entries, or nothing is known of the others."""
@@ -241,7 +325,7 @@ class _Ledger:
             other = self._whose(load.request, boundary, found)
             what = f"these bytes are the state of [0, {boundary}){other}, {credited} credited"
             yield Damage("content_not_credited", row, what, unclear=due is None or not self._whole)
-        elif due is not None and (load.rank, row.entry, due) in self._known:
+        elif due is not None and (load.rank, row.entry, due) in self._filed.known:
             what = f"these bytes were never computed as a state; that of [0, {credited}) was saved with others"
             yield Damage("content_not_computed", row, what, unclear=not self._whole)
         else:
@@ -286,3 +370,11 @@ class _Ledger:
     def _first_batch(self, load: Transfer) -> list[str]:
         first = self._arm.resumed(load.request, load.t_ns)
         return [first.where] if first else []
+
+
+def _in_order(damages: list[Damage], rows: Sequence[PageRow]) -> list[Damage]:
+    """Damages in the order of their rows: the first one is named."""
+    if not damages:
+        return damages
+    order = {id(row): at for at, row in enumerate(rows)}
+    return sorted(damages, key=lambda damage: order[id(damage.row)])

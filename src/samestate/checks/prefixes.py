@@ -5,9 +5,14 @@ A cache salt is part of what a prefix is: under another one nothing may be share
 
 from __future__ import annotations
 
+from array import array
+from contextlib import suppress
+
 from samestate.checks.base import Place
 from samestate.checks.history import ArmHistory, History
-from samestate.evidence.canonical import token_digest
+from samestate.evidence.inputs import packed_digest
+
+_NONE = array("i")
 
 
 class Prefixes:
@@ -16,17 +21,18 @@ class Prefixes:
     def __init__(self, history: History, arm: ArmHistory) -> None:
         self._arm = arm.name
         self._ops: dict[str, tuple[str, str]] = {}
-        self._tokens: dict[str, list[int]] = {}
+        self._tokens: dict[str, tuple[array[int], array[int]]] = {}
+        """Prompt and output."""
         self._salts: dict[str, str] = {}
         self._digests: dict[tuple[str, int], str] = {}
         started = {seen.rec.op: seen.rec for seen in arm.started}
         for op, outputs in arm.outputs.items():
             for seen in outputs:
                 prompt = started[op].prompt_sha256 if op in started else None
-                if prompt in history.inputs:
+                if prompt is not None and prompt in history.inputs:
                     self._ops[seen.rec.request] = op, started[op].case
                     self._salts[seen.rec.request] = started[op].salt
-                    self._tokens[seen.rec.request] = [*history.inputs[prompt], *seen.rec.token_ids]
+                    self._tokens[seen.rec.request] = history.inputs.packed(prompt), _packed(seen.rec.token_ids)
 
     def digest(self, request: str, end: int) -> str | None:
         """Digest of the request's first `end` tokens under its salt; None when they are not all known."""
@@ -35,11 +41,14 @@ class Prefixes:
 
     def unsalted(self, request: str, end: int) -> str | None:
         """Digest of the tokens alone."""
-        tokens = self._tokens.get(request, [])
-        if not 0 < end <= len(tokens):
+        known = self._digests.get((request, end))
+        if known is not None:
+            return known
+        prompt, output = self._tokens.get(request, (_NONE, _NONE))
+        if not 0 < end <= len(prompt) + len(output):
             return None
-        if (request, end) not in self._digests:
-            self._digests[request, end] = token_digest(tokens[:end])
+        tokens = prompt[:end] + output[: max(end - len(prompt), 0)]
+        self._digests[request, end] = packed_digest(tokens)
         return self._digests[request, end]
 
     def shared(self, request: str, other: str, end: int) -> bool:
@@ -55,3 +64,11 @@ class Prefixes:
     def name(self, request: str) -> str:
         """The operation of a request, or the request."""
         return self._ops[request][0] if request in self._ops else f"request {request or 'unknown'}"
+
+
+def _packed(ids: list[int]) -> array[int]:
+    """The ids up to the first that is no int32: what follows it has no digest."""
+    packed = array("i")
+    with suppress(OverflowError):
+        packed.extend(ids)
+    return packed

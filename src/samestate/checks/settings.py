@@ -25,7 +25,7 @@ SIMULATED = "SimConnector"
 def settings(history: History) -> CheckResult:
     """Hold every arm's effective settings and versions against those of the first planned arm."""
     first = history.arm(history.plan.arms[0].name)
-    expected = _effective(first.engine.rec)
+    expected = effective_settings(first.engine.rec)
     findings: list[Finding] = []
     # A planned release lies in the arms that have the connector alone; `intervention` holds them to it.
     released = [f"versions.{planned.connector}" for planned in history.plan.arms if planned.release]
@@ -45,7 +45,7 @@ def settings(history: History) -> CheckResult:
     return conclude(CHECK, findings, unit="settings", examined=len(first.engine.rec.settings), summary=summary)
 
 
-def _effective(engine: EngineStarted) -> dict[str, Scalar]:
+def effective_settings(engine: EngineStarted) -> dict[str, Scalar]:
     """Everything that could make two engines compute differently, under dotted names."""
     shape: dict[str, Scalar] = {
         "engine": engine.engine,
@@ -63,7 +63,7 @@ def _effective(engine: EngineStarted) -> dict[str, Scalar]:
 def _differences(
     first: ArmHistory, arm: ArmHistory, expected: dict[str, Scalar], declared: list[str]
 ) -> Iterator[Finding]:
-    actual = _effective(arm.engine.rec)
+    actual = effective_settings(arm.engine.rec)
     for name in sorted(expected.keys() | actual.keys()):
         if any(name == prefix or name.startswith(f"{prefix}.") for prefix in declared):
             continue
@@ -103,7 +103,7 @@ def _registered_once(arm: ArmHistory) -> Iterator[Finding]:
 
 def _in_force(arm: ArmHistory, planned: dict[str, Scalar]) -> Iterator[Finding]:
     """What the engine reports of a planned setting is what was planned."""
-    effective = _effective(arm.engine.rec)
+    effective = effective_settings(arm.engine.rec)
     for name, value in planned.items():
         if value == ENGINES_CHOICE:
             continue

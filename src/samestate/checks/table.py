@@ -31,6 +31,8 @@ class CaseRow(BaseModel):
     case: str
     tokens: int
     """N."""
+    repetition: int | None = None
+    """Of the plan, from 1; None: it has one."""
     repeat: int | None = None
     """Which repetition of the prompt, from 1; None: a reload."""
     first_difference: int | None
@@ -119,13 +121,52 @@ def verdict_of(row: Place, results: Sequence[CheckResult], required: Sequence[st
     narrowed = []
     for result in results:
         found = {finding.verdict for finding in result.findings if _weighs(finding.place, row)}
-        worst = next((v for v in (Verdict.FAIL, Verdict.UNKNOWN, Verdict.NOT_EXERCISED) if v in found), Verdict.PASS)
-        decided_elsewhere = result.verdict is not Verdict.PASS and not result.findings
-        narrowed.append(result.model_copy(update={"verdict": result.verdict if decided_elsewhere else worst}))
+        narrowed.append(result.model_copy(update={"verdict": _come_to(result, found)}))
     return run_verdict(required, narrowed)
+
+
+def against(rows: Sequence[CaseRow], results: Sequence[CheckResult], required: Sequence[str]) -> list[list[str]]:
+    """Of each row, the required checks that keep it from a pass: those that fail first, what compares tokens last.
+
+    None for a row that passes, nor where the row's own numbers alone speak against it (`at_most`).
+    """
+    by_check = {result.check: (result, _by_case(result)) for result in results if result.check in required}
+    return [_against(row, by_check, required) if row.verdict is not Verdict.PASS else [] for row in rows]
+
+
+_ByCase = dict[str | None, dict[Place, set[Verdict]]]
+"""What was found, by case and by place: many findings are of one place."""
+
+
+def _by_case(result: CheckResult) -> _ByCase:
+    found: _ByCase = {}
+    for finding in result.findings:
+        at = finding.place
+        place = Place(arm=at.arm, case=at.case, op=at.op, repetition=at.repetition)
+        found.setdefault(at.case, {}).setdefault(place, set()).add(finding.verdict)
+    return found
+
+
+def _against(row: CaseRow, by_check: dict[str, tuple[CheckResult, _ByCase]], required: Sequence[str]) -> list[str]:
+    place = Place(arm=row.arm, case=row.case, op=row.op, repetition=row.repetition)
+    verdicts = dict.fromkeys(required, Verdict.UNKNOWN)
+    for check, (result, found) in by_check.items():
+        near = [*found.get(None, {}).items(), *found.get(row.case, {}).items()]
+        verdicts[check] = _come_to(result, set().union(*(those for at, those in near if _weighs(at, place))))
+    speaking = [check for check, verdict in verdicts.items() if verdict is not Verdict.PASS]
+    return sorted(speaking, key=lambda check: (verdicts[check] is not Verdict.FAIL, check.endswith("equality")))
+
+
+def _come_to(result: CheckResult, found: set[Verdict]) -> Verdict:
+    """The verdict of a check over the findings about one row; its own where it told none of any row."""
+    if result.verdict is not Verdict.PASS and not result.findings:
+        return result.verdict
+    return next((v for v in (Verdict.FAIL, Verdict.UNKNOWN, Verdict.NOT_EXERCISED) if v in found), Verdict.PASS)
 
 
 def _weighs(found: Place, row: Place) -> bool:
     if row.arm is not None and found.arm not in (None, row.arm, CONTROL):
+        return False
+    if row.repetition is not None and found.repetition not in (None, row.repetition):
         return False
     return found.case in (None, row.case) and (row.op is None or found.op in (None, row.op))

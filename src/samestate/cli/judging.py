@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 import click
 from rich.console import Console
@@ -28,6 +29,7 @@ from samestate.evidence.signature import read_signatures, trusted_key
 from samestate.plans.errors import nearest
 from samestate.reports.terminal import WIDTH, print_judgement
 
+_PADDING = re.compile(r" +(?=\n)")
 EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1}
 UNKNOWN = 3
 
@@ -101,10 +103,27 @@ def print_report(judgement: Judgement) -> None:
 
 
 def stdout_console() -> Console:
+    """At most `WIDTH` columns; into a file or a pipe no line ends with spaces."""
     console = _Console(highlight=False)
     if not console.is_terminal or console.width > WIDTH:
         console.width = WIDTH
+    if not console.is_terminal:
+        console.file = cast(IO[str], _Unpadded(console.file))
     return console
+
+
+class _Unpadded:
+    """A text file that drops the spaces which a table pads its last column with."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        """Write whole lines, as a console does."""
+        return self._file.write(_PADDING.sub("", text))
 
 
 class _Console(Console):

@@ -17,8 +17,9 @@ from samestate.models import catalogue
 from samestate.models.templates import TEMPLATES
 from samestate.plans.errors import nearest
 from samestate.plans.load import PlanError, freeze, load, lock_json, plan_sha256, shipped, validate_checks
-from samestate.plans.model import Plan, PromptPlan, StepPlan
+from samestate.plans.model import Plan, PromptPlan, SeriesPlan, StepPlan
 from samestate.plans.operations import planned_inputs, workload
+from samestate.plans.repetitions import repeated_arms
 from samestate.plans.scenarios import CANDIDATE
 
 EXTERNAL = "external"
@@ -103,11 +104,13 @@ def _describe(plan: Plan) -> Table:
     facts = {
         "question": plan.question,
         "engine starts": f"{work.engine_starts} ({', '.join(f'{arm.name}: {arm.connector}' for arm in plan.arms)})",
+        "repetitions": _repetitions(plan),
         "operations": f"{work.operations} {whose}: {work.generations} generations, {work.resets} resets",
         "output tokens": f"{work.output_tokens:,} {whose}, {each} a generation",
-        "inputs": f"{work.distinct_inputs} distinct, template {plan.template}",
+        "inputs": f"{work.distinct_inputs} distinct, {_templates(plan)}",
         "each case": ", ".join(plan.operations),
         "lengths": ", ".join(plan.lengths),
+        "series": "\n".join(map(_series, plan.series)),
         "prompts": ", ".join(map(_prompt, plan.prompts)),
         "scenario": "\n".join(map(_step, plan.scenario)),
         "in tokens": _tokens(plan),
@@ -133,6 +136,22 @@ def _tokens(plan: Plan) -> str:
         return "known once the engine has said its C"
     targets = [prompt.tokens for prompt in planned_inputs(plan, block_size) if prompt.role == "target"]
     return f"{', '.join(map(str, targets))} (at C = block_size = {block_size})"
+
+
+def _repetitions(plan: Plan) -> str:
+    if plan.repetitions == ["forward"]:
+        return ""
+    runs = [one.name for one in repeated_arms(plan)]
+    return f"{len(plan.repetitions)} ({', '.join(plan.repetitions)}), the same inputs in each: {', '.join(runs)}"
+
+
+def _templates(plan: Plan) -> str:
+    names = list(dict.fromkeys([plan.template, *(series.template for series in plan.series)]))
+    return f"template{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def _series(series: SeriesPlan) -> str:
+    return f"{series.name}: {', '.join(series.lengths)}, {series.output_tokens} tokens, template {series.template}"
 
 
 def _prompt(prompt: PromptPlan) -> str:

@@ -48,7 +48,7 @@ def report(
 ) -> None:
     """Judge ARCHIVE and write reports of it; without an option, for the terminal.
 
-    FILE may be - for standard output. Exit codes are those of `samestate check`.
+    FILE may be - for standard output. The files written are named. Exit codes are those of `samestate check`.
     """
     files = {
         "--html": html_file,
@@ -71,6 +71,10 @@ def report(
     made = make_report(judgement, History.read(Archive.open(archive)))
     for option, file in wanted.items():
         _write(file, writers[option](made).encode())
+    for file in wanted.values():
+        # What goes to standard output stands there alone.
+        if file != STDOUT:
+            click.echo(file, err=STDOUT in wanted.values())
     ctx.exit(exit_code(judgement.verdict))
 
 

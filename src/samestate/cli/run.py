@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +30,14 @@ from samestate.plans.load import load, plan_sha256, with_engine
 from samestate.plans.model import Connector, Plan
 
 RUNS = Path("samestate-runs")
+SIMULATED = (
+    "--block-size",
+    "--max-model-len",
+    "--max-num-batched-tokens",
+    "--num-gpu-blocks-override",
+    "--tensor-parallel-size",
+)
+"""Serve arguments that the simulated engine follows."""
 _FOLDER = click.Path(path_type=Path)
 
 
@@ -40,7 +48,7 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--delay-saves", metavar="TIME", help="Hold back the completion of every save, e.g. 500ms or 2s.")
 @connector_options
 @click.option("--out", type=_FOLDER, metavar="DIR", help=f"The archive. Default: ./{RUNS}/<plan>-<UTC time>")
-@click.option("--fault", metavar="NAME", help=f"Inject a fault into the candidate: {', '.join(FAULTS)}.")
+@click.option("--fault", metavar="NAME", help="Inject a fault into the candidate; `samestate faults` lists them.")
 @click.option("--control", type=_FOLDER, metavar="ARCHIVE", help="Take the control from here; run the candidate only.")
 @click.option("--reference", type=_FOLDER, metavar="ARCHIVE", help="Hold the live control against this one's control.")
 @click.option("--engine", type=click.Choice(["vllm", "sim"]), default="vllm", show_default=True)
@@ -79,6 +87,8 @@ def run(
     archive = out or RUNS / f"{chosen.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     require_free(archive)
     make_engine = engine_maker(engine)
+    if engine == "sim":
+        require_simulated(chosen.engine.serve_args)
     needed = beside(chosen, engine)
     request = RunRequest(
         plan=chosen,
@@ -161,6 +171,18 @@ def engine_maker(name: str) -> Callable[[EngineSpec], Engine]:
     from samestate.engines.vllm import VllmEngine
 
     return VllmEngine
+
+
+def require_simulated(arguments: Sequence[str]) -> None:
+    """Raise `Failure` for an argument that the simulated engine would ignore: it has few, all of them counts."""
+    known = f"it has {', '.join(SIMULATED)}; leave it out or use --engine vllm"
+    words = iter(word for argument in arguments for word in argument.split("=", 1))
+    for flag in words:
+        if flag not in SIMULATED:
+            raise Failure(f"--serve-args: the simulated engine has no {flag}{nearest(flag, SIMULATED)}; {known}")
+        value = next(words, "")
+        if not (value.isascii() and value.isdecimal() and int(value)):
+            raise Failure(f"--serve-args: {flag} needs a whole number above 0, not {value!r}")
 
 
 def model_folder(plan: Plan, model: Path | None) -> Path:

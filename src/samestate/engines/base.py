@@ -84,6 +84,8 @@ class Generation(NamedTuple):
     cached_tokens: int | None
     first_token_s: float | None = None
     """Seconds from handing the request to the engine to its first output, in the engine's process."""
+    margins: list[float] | None = None
+    """By how much each token's log-probability is above the runner-up's."""
 
 
 class ResetResult(NamedTuple):

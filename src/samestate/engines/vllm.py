@@ -149,6 +149,7 @@ class VllmEngine(Engine):
                 answer.finish_reason,
                 answer.cached_tokens,
                 answer.first_token_s,
+                answer.margins,
             )
             for answer in reply.answers
         ]

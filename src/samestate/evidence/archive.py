@@ -5,10 +5,11 @@ The format, its files and its integrity rules are docs/archive-format.md.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib.resources import files
@@ -17,7 +18,9 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from samestate.evidence.canonical import canonical_json, file_sha256, sha256_hex, token_digest
+from samestate.evidence.canonical import canonical_json, file_sha256, sha256_hex
+from samestate.evidence.inputs import Inputs, read_inputs
+from samestate.evidence.places import place
 from samestate.evidence.records import Line, StreamOpened
 from samestate.evidence.seal import (
     OUTSIDE,
@@ -31,7 +34,8 @@ from samestate.evidence.seal import (
     sealable,
     sums_bytes,
 )
-from samestate.evidence.stream import Defect, StreamWriter, read_lines, read_stream
+from samestate.evidence.stream import Defect, Passed, StreamWriter, read_lines, walk_stream
+from samestate.evidence.whole import write_new
 
 __all__ = ["Archive", "ArchiveError", "ArchiveWriter", "Defect", "verifier"]
 
@@ -54,6 +58,9 @@ _ARM = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _STREAM = re.compile(r"arms/[^/]+/[A-Za-z0-9][A-Za-z0-9._-]*\.jsonl")
 _MARKS = {PLAN_NAME, SEAL_NAME, ATTEMPTS_NAME, "arms"}
 """Any of these makes a folder an archive, if a damaged one."""
+
+Visit = Callable[[str, Passed], None]
+"""Called with a stream's name inside the archive and a line of it."""
 
 
 class ArchiveError(Exception):
@@ -193,6 +200,7 @@ class Archive:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._defects: list[Defect] | None = None
+        self._kept_inputs: tuple[Inputs, list[Defect]] | None = None
         names, folders, _ = _scan(root)
         self._names = frozenset(names)
         self._marks = _MARKS & {*names, *folders}
@@ -231,7 +239,12 @@ class Archive:
     @property
     def inputs(self) -> dict[str, list[int]]:
         """Token digest -> token ids, as far as readable and true to their digest."""
-        return self._inputs()[0]
+        return dict(self.packed_inputs)
+
+    @property
+    def packed_inputs(self) -> Inputs:
+        """The same, in little memory; as the last `verify` read them."""
+        return (self._kept_inputs or self._inputs())[0]
 
     @property
     def arms(self) -> list[str]:
@@ -259,39 +272,60 @@ class Archive:
         """`plan.json` of the archive that an arm was imported from; None: the arm is live, or of this very plan."""
         return self._read(f"arms/{arm}/{SOURCE_PLAN_NAME}")
 
-    def verify(self) -> list[Defect]:
-        """Read everything again and list every integrity defect. An empty list: sealed and undamaged."""
+    def verify(self, visit: Visit | None = None) -> list[Defect]:
+        """Read everything again and list every integrity defect. An empty list: sealed and undamaged.
+
+        `visit` is given every readable line of every stream, arm by arm and in file order, as this one reading comes
+        by it: what is judged then are the very bytes that were hashed.
+        """
         names, _, defects = _scan(self.root)
         self._names = frozenset(names)
         sums, sealed_defects = self._verify_seal()
         defects += sealed_defects
         for name in sorted({PLAN_NAME, ATTEMPTS_NAME, *sums} - self._names):
             defects.append(Defect(name, "missing"))
+        origins: dict[str, set[str]] = {arm: set() for arm in self.arms}
+        of_streams: list[Defect] = []
+        hashes: dict[str, str] = {}
+        streams = self._streams() | ({ATTEMPTS_NAME} & self._names)
+        for name in sorted(streams, key=lambda name: name.removesuffix(".jsonl")):
+            hashes[name], found = self._verify_stream(name, origins, visit)
+            of_streams += found
         for name, digest in sums.items():
-            if name in self._names:
-                defects += self._verify_bytes(name, digest)
+            if name in self._names and hashes.get(name) != digest:
+                changed = Defect(name, "changed after sealing: its SHA-256 is not the listed one")
+                read_again = list(self._verify_bytes(name, digest))
+                defects += read_again or ([changed] if name in hashes else [])
         for name in sorted(self._names):
             if name.startswith("arms/") and name.count("/") >= 2 and not _in_arm(name):
                 defects.append(Defect(_shown(name), "lies in a folder that cannot be an arm's"))
         defects += self._verify_verifier()
-        defects += self._inputs()[1]
-        origins: dict[str, set[str]] = {arm: set() for arm in self.arms}
-        for name in sorted(self._streams() | ({ATTEMPTS_NAME} & self._names)):
-            found: list[Defect] = []
-            for item in read_stream(self.root / name, name):
-                if isinstance(item, Defect):
-                    found.append(item)
-                    if len(found) > DEFECTS_PER_STREAM:
-                        found[-1] = Defect(name, "further defects are not listed")
-                        break
-                elif type(item.rec) is StreamOpened:
-                    found += self._verify_opened(name, item.rec, origins)
-            defects += found
+        self._kept_inputs = self._inputs()
+        defects += [*self._kept_inputs[1], *of_streams]
         for arm in self.arms:
             if self._is_import(arm):
                 defects += self._verify_import(arm, origins[arm], sums)
         self._defects = defects
         return defects
+
+    def _verify_stream(self, name: str, origins: dict[str, set[str]], visit: Visit | None) -> tuple[str, list[Defect]]:
+        """SHA-256 of what was read of a stream, and its defects, the first `DEFECTS_PER_STREAM` of them."""
+        whole = hashlib.sha256()
+        found: list[Defect] = []
+        full = False
+        for item in walk_stream(self.root / name, name, whole):
+            if isinstance(item, Passed):
+                if visit is not None:
+                    visit(name, item)
+                if full or item.beyond or type(item.line.rec) is not StreamOpened:
+                    continue
+                found += self._verify_opened(name, item.line.rec, origins)
+            elif not full:
+                found.append(item)
+                if len(found) > DEFECTS_PER_STREAM:
+                    found[-1] = Defect(name, "further defects are not listed")
+                    full = True
+        return whole.hexdigest(), found
 
     def _verify_seal(self) -> tuple[dict[str, str], list[Defect]]:
         """What `SHA256SUMS` lists, and the defects of seal, list and the set of files."""
@@ -335,15 +369,15 @@ class Archive:
     def _verify_opened(self, name: str, opened: StreamOpened, origins: dict[str, set[str]]) -> Iterator[Defect]:
         path = PurePosixPath(name)
         if opened.process != path.stem:
-            yield Defect(f"{name}:0", f"is the stream of process {opened.process!a}, under another name")
+            yield Defect(place(name, 0), f"is the stream of process {opened.process!a}, under another name")
         if name == ATTEMPTS_NAME:
             if opened.arm != "-":
-                yield Defect(f"{name}:0", f"is a stream of arm {opened.arm!a}")
+                yield Defect(place(name, 0), f"is a stream of arm {opened.arm!a}")
             return
         arm = path.parts[1]
         origins[arm].add(opened.arm)
         if not self._is_import(arm) and opened.arm != arm:
-            yield Defect(f"{name}:0", f"is a stream of arm {opened.arm!a}")
+            yield Defect(place(name, 0), f"is a stream of arm {opened.arm!a}")
 
     def _verify_import(self, arm: str, origins: set[str], sums: dict[str, str]) -> Iterator[Defect]:
         """Hold an imported arm against the seal that it came from."""
@@ -369,19 +403,15 @@ class Archive:
     def _is_import(self, arm: str) -> bool:
         return any(f"arms/{arm}/{name}" in self._names for name in _SOURCE_NAMES)
 
-    def _inputs(self) -> tuple[dict[str, list[int]], list[Defect]]:
+    def _inputs(self) -> tuple[Inputs, list[Defect]]:
         data = self._read(INPUTS_NAME)
         if data is None:
-            return {}, []
+            return Inputs({}), []
         try:
-            inputs = msgspec.json.decode(data, type=dict[str, list[int]])
+            inputs, false = read_inputs(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            return {}, [Defect(INPUTS_NAME, f"not readable: {error}")]
-        false = {digest for digest, ids in inputs.items() if not _is_digest(digest, ids)}
-        defects = [
-            Defect(INPUTS_NAME, f"{digest[:12]!a} is not the digest of its token ids") for digest in sorted(false)
-        ]
-        return {digest: ids for digest, ids in inputs.items() if digest not in false}, defects
+            return Inputs({}), [Defect(INPUTS_NAME, f"not readable: {error}")]
+        return inputs, [Defect(INPUTS_NAME, f"{digest[:12]!a} is not the digest of its token ids") for digest in false]
 
     def _streams(self) -> set[str]:
         return {name for name in self._names if _in_arm(name) and _STREAM.fullmatch(name)}
@@ -412,13 +442,6 @@ def _under(sums: dict[str, str], arm: str) -> dict[str, str]:
     """The part of a list below one arm, by the name inside its folder."""
     place = f"arms/{arm}/"
     return {name.removeprefix(place): digest for name, digest in sums.items() if name.startswith(place)}
-
-
-def _is_digest(digest: str, ids: list[int]) -> bool:
-    try:
-        return token_digest(ids) == digest
-    except ValueError:
-        return False
 
 
 def _shown(name: str) -> str:
@@ -469,17 +492,11 @@ def _take_lock(root: Path) -> None:
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    """Write a file that must not exist yet (ArchiveError). One that fails half-way is removed."""
+    """Write a file that must not exist yet (ArchiveError), whole or not at all."""
     try:
-        file = path.open("xb")
+        write_new(path, data)
     except FileExistsError:
         raise ArchiveError(f"{path} is there already: an archive is never written twice") from None
-    try:
-        with file:
-            file.write(data)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
 
 
 def _fsync(path: Path) -> None:

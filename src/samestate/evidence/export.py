@@ -9,14 +9,15 @@ import re
 import shutil
 import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from samestate.evidence.archive import Archive, ArchiveError
-from samestate.evidence.canonical import file_sha256
-from samestate.evidence.seal import OUTSIDE, SEAL_NAME, SUMS_NAME, read_sums, sealable
+from samestate.evidence.canonical import file_sha256, sha256_hex
+from samestate.evidence.seal import OUTSIDE, SEAL_NAME, SUMS_NAME, read_pair, read_sums, sealable
 
 MODE = 0o644
 MOST_FILES = 100_000
@@ -30,6 +31,19 @@ class Exported(NamedTuple):
     files: int
     bytes: int
     """Of the files."""
+    seal_sha256: str
+
+
+class Verified(NamedTuple):
+    """An exported archive whose every file was hashed again."""
+
+    files: int
+    """Sealed ones: as many as the seal counts, each with the hash that the list gives."""
+    by_arm: dict[str, int]
+    """Of these, below each arm."""
+    beside: int
+    """Files outside the seal: nothing here covers them."""
+    bytes: int
     seal_sha256: str
 
 
@@ -101,6 +115,50 @@ def import_archive(tar: Path, folder: Path) -> Exported:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return Exported(files, total, seal)
+
+
+def verify_export(tar: Path) -> Verified:
+    """Hash every file of an exported archive again, without unpacking it, and hold hashes and counts against its seal.
+
+    ArchiveError for a tar that no export writes, and for one whose seal, list or files are not those that were sealed.
+    """
+    if not tar.is_file():
+        raise ArchiveError(f"the tar: {tar} is no file; name what `samestate archive export` wrote")
+    found: dict[str, str] = {}
+    kept: dict[str, bytes] = {}
+    total, top = 0, ""
+    with _telling(tar):
+        for name, size, source in _members(tar):
+            if name in found:
+                raise FileExistsError(name)
+            data = source.read(size) if name in (SEAL_NAME, SUMS_NAME) and size <= _CHUNK else None
+            if data is not None:
+                kept[name] = data
+            found[name] = sha256_hex(data) if data is not None else hashlib.file_digest(source, "sha256").hexdigest()
+            total += size
+        top = _first_folder(tar)
+    if lost := [name for name in (SEAL_NAME, SUMS_NAME) if name not in kept]:
+        raise ArchiveError(f"{tar}: {lost[0]} is missing or too large; name what `samestate archive export` wrote")
+    seal, sums, defects = read_pair(kept[SEAL_NAME], kept[SUMS_NAME], "")
+    if defects or seal is None:
+        raise ArchiveError(f"{tar}: {defects[0].where}: {defects[0].what}; fetch or export it again")
+    if top != _top(found[SEAL_NAME]):
+        raise ArchiveError(f"{tar}: its folder {top} is not named after the seal in it; fetch or export it again")
+    sealed = {name: digest for name, digest in found.items() if sealable(name)}
+    for name in sorted(sums.keys() | sealed.keys()):
+        if sums.get(name) != sealed.get(name):
+            what = (
+                "is missing" if name not in sealed else "is not listed" if name not in sums else "has another SHA-256"
+            )
+            raise ArchiveError(f"{tar}: {name} {what}; the archive changed on the way, fetch or export it again")
+    arms = Counter(name.split("/")[1] for name in sums if name.startswith("arms/"))
+    return Verified(len(sums), dict(arms), len(found) - len(sums) - len(kept), total, found[SEAL_NAME])
+
+
+def _first_folder(path: Path) -> str:
+    with tarfile.open(path, mode="r:") as tar:
+        first = tar.next()
+    return first.name.partition("/")[0] if first else ""
 
 
 def _expected(archive: Archive) -> dict[str, str]:

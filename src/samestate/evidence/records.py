@@ -108,6 +108,10 @@ class AttemptStarted(Record, frozen=True, kw_only=True, tag="attempt_started"):
     attempt: Positive
     plan_sha256: Sha256
     samestate_version: str
+    source_sha256: Sha256
+    """Of every file of the samestate that ran (`samestate.lab.source`)."""
+    source_commit: str | None
+    """The commit that it is, ``+changes`` where it was edited; None: not known (requirement 125)."""
     fault: str | None
     """Name of the injected fault: such an archive is tagged and never a normal run."""
     arms: list[str]
@@ -139,6 +143,8 @@ class EngineStarted(Record, frozen=True, kw_only=True, tag="engine_started"):
     """What the engine says of itself, as effective values (requirements 1, 2, 58, 108)."""
 
     engine: Literal["vllm", "sim"]
+    process: str
+    """The engine's process, apart from every other of its host: ``4711@12345678``, id and start (ticks since boot)."""
     versions: dict[str, str]
     checkpoint_interval: Positive
     """C, in tokens, read from the engine's own cache groups."""
@@ -302,6 +308,9 @@ class OperationOutput(Record, frozen=True, kw_only=True, tag="operation_output")
     """The engine's own request id, as schedule and transfer records use it."""
     token_ids: list[NonNegative]
     logprobs: list[float] | None
+    """Of the chosen tokens, natural logarithms."""
+    margins: list[float] | None = None
+    """By how much each chosen token's log-probability is above the runner-up's; None: not reported."""
     finish_reason: str | None
     cached_tokens: NonNegative | None
     """Prompt tokens that the engine says it did not compute."""

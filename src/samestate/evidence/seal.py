@@ -12,6 +12,7 @@ import msgspec
 
 from samestate import __version__
 from samestate.evidence.canonical import canonical_json, sha256_hex
+from samestate.evidence.places import place
 from samestate.evidence.records import FORMAT, NonNegative, Sha256
 from samestate.evidence.stream import Defect, newer_format, utc_now
 
@@ -64,14 +65,14 @@ def read_sums(data: bytes, where: str) -> tuple[dict[str, str], list[Defect]]:
     for number, line in enumerate(lines):
         match = _SUMS_LINE.fullmatch(line)
         if match is None:
-            defects.append(Defect(f"{where}:{number}", "not a line of sha256sum"))
+            defects.append(Defect(place(where, number), "not a line of sha256sum"))
             continue
         digest, name = match.groups()
         if not sealable(name):
-            defects.append(Defect(f"{where}:{number}", f"names {name!a}, which no archive may list"))
+            defects.append(Defect(place(where, number), f"names {name!a}, which no archive may list"))
             continue
         if name <= last:
-            defects.append(Defect(f"{where}:{number}", f"{name} is listed twice or out of order"))
+            defects.append(Defect(place(where, number), f"{name} is listed twice or out of order"))
         last = name
         sums[name] = digest
     return sums, defects

@@ -12,13 +12,18 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import msgspec
 
 from samestate.evidence.canonical import sha256_hex
+from samestate.evidence.places import place
 from samestate.evidence.records import FORMAT, AnyRecord, Line, StreamClosed, StreamOpened
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 CHAIN_START = "0" * 64
 BUFFER_BYTES = 1 << 16
@@ -33,7 +38,7 @@ class Defect(NamedTuple):
     """One place where an archive does not keep its integrity rules."""
 
     where: str
-    """File inside the archive, and line from 0 where there is one: ``arms/control/client.jsonl:3``."""
+    """File inside the archive, and line from 1 where there is one: ``arms/control/client.jsonl:4``."""
     what: str
     """One line."""
 
@@ -46,6 +51,46 @@ def utc_now() -> str:
 def newer_format(claimed: int) -> str:
     """The word for an archive written by a later format."""
     return f"format {claimed} is newer than the format this samestate reads ({FORMAT}): use a newer samestate"
+
+
+class Stored(NamedTuple):
+    """Where a line's bytes lie, and what they were when the stream was checked."""
+
+    path: Path
+    offset: int
+    size: int
+    """Bytes, newline excluded."""
+    sha256: bytes
+    """Of these bytes, not in hex."""
+
+    def read(self) -> Line | None:
+        """The line again; None when the file cannot be read or holds other bytes now."""
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                body = os.pread(file.fileno(), self.size, self.offset)
+        except OSError:
+            return None
+        return _decode(body) if sha256(body).digest() == self.sha256 else None
+
+
+class Passed(NamedTuple):
+    """A line that is a record, as a walk comes by it."""
+
+    line: Line
+    body: bytes
+    """As it was read, newline excluded."""
+    path: Path
+    offset: int
+    """Of the body in its file, bytes."""
+    own: Hash
+    """Of the body, SHA-256."""
+    beyond: bool
+    """After damage that ends what can be checked of the stream: readable, no more."""
+
+    @property
+    def stored(self) -> Stored:
+        """Where to find the line again."""
+        return Stored(self.path, self.offset, len(self.body), self.own.digest())
 
 
 class StreamWriter:
@@ -164,12 +209,11 @@ def read_stream(path: Path, name: str | None = None) -> Iterator[Line | Defect]:
     `name` stands for the file in `Defect.where`. A line that is no record is left out; a
     readable line that breaks a rule follows its defect. Memory does not grow with the file.
     """
-    where = name or path.name
-    try:
-        with path.open("rb") as file:
-            yield from _check(file, where)
-    except OSError as error:
-        yield Defect(where, f"cannot be read: {error.strerror}")
+    for item in walk_stream(path, name):
+        if isinstance(item, Defect):
+            yield item
+        elif not item.beyond:
+            yield item.line
 
 
 def read_lines(path: Path) -> Iterator[Line]:
@@ -183,48 +227,83 @@ def read_lines(path: Path) -> Iterator[Line]:
             yield line
 
 
-def _check(file: BinaryIO, where: str) -> Iterator[Line | Defect]:
-    expected, prev, clock, position = 0, CHAIN_START, 0, -1
+def walk_stream(path: Path, name: str | None = None, whole: Hash | None = None) -> Iterator[Passed | Defect]:
+    """Yield what `read_stream` and `read_lines` yield, from one reading of every byte; each line once.
+
+    `whole` is updated with every byte of the file, for whoever needs its hash too.
+    """
+    where = name or path.name
+    try:
+        with path.open("rb") as file:
+            yield from _walk(file, path, where, whole)
+    except OSError as error:
+        yield Defect(where, f"cannot be read: {error.strerror}")
+
+
+def _walk(file: BinaryIO, path: Path, where: str, whole: Hash | None) -> Iterator[Passed | Defect]:
+    expected, prev, clock, position, offset, beyond = 0, CHAIN_START, 0, -1, 0, False
     last: AnyRecord | None = None
     for position, raw in enumerate(file):
-        if raw[-1:] != b"\n":
-            yield Defect(f"{where}:{position}", "cut off: the line does not end")
-            return
-        body = raw[:-1]
+        if whole is not None:
+            whole.update(raw)
+        at, offset = offset, offset + len(raw)
+        if raw[-1:] != b"\n" and not beyond:
+            yield Defect(place(where, position), "cut off: the line does not end")
+            beyond = True
+        body = raw[:-1] if raw[-1:] == b"\n" else raw
+        own = sha256(body)
         try:
             line = _decode(body)
         except _NO_RECORD as error:
+            if beyond:
+                continue
             claimed = _claimed_format(body) if position == 0 else FORMAT
             if claimed > FORMAT:
-                yield Defect(f"{where}:0", newer_format(claimed))
-                return
-            yield Defect(f"{where}:{position}", f"not a record: {error}")
-            expected, prev, last = expected + 1, sha256_hex(body), None
+                yield Defect(place(where, 0), newer_format(claimed))
+                beyond = True
+                continue
+            yield Defect(place(where, position), f"not a record: {error}")
+            expected, prev, last = expected + 1, own.hexdigest(), None
             continue
-        record = line.rec
-        if line.n != expected:
-            word = f"numbered {line.n} where {expected} was due: lines were lost, repeated or reordered"
-            yield Defect(f"{where}:{position}", word)
-        elif line.prev != prev:
-            yield Defect(f"{where}:{position}", "the chain is broken: the line before is not the one that was written")
-        if line.t_ns < clock:
-            yield Defect(f"{where}:{position}", f"the monotonic clock went back by {clock - line.t_ns} ns")
-        if (type(record) is StreamOpened) != (position == 0):
-            yield Defect(f"{where}:{position}", "stream_opened must be the first record, and only the first")
-        elif type(record) is StreamOpened and record.format != FORMAT:
-            newer = record.format > FORMAT
-            yield Defect(f"{where}:0", newer_format(record.format) if newer else f"no such format: {record.format}")
-            return
-        if type(last) is StreamClosed:
-            yield Defect(f"{where}:{position}", "a record after stream_closed")
-        expected, prev, clock, last = line.n + 1, sha256_hex(body), line.t_ns, record
-        yield line
+        if not beyond:
+            record = line.rec
+            orderly = line.n == expected and line.prev == prev and line.t_ns >= clock and type(last) is not StreamClosed
+            if not orderly or position == 0 or type(record) is StreamOpened:
+                yield from _rules(line, position, where, expected, prev, clock, last)
+            if type(record) is StreamOpened and position == 0 and record.format != FORMAT:
+                beyond = True
+            expected, prev, clock, last = line.n + 1, own.hexdigest(), line.t_ns, record
+        yield Passed(line, body, path, at, own, beyond)
+    if beyond:
+        return
     if position < 0:
         yield Defect(where, "empty: not even stream_opened")
     elif type(last) is not StreamClosed:
         yield Defect(where, "no stream_closed at the end: its process died, or the file was cut")
     elif last.dropped:
-        yield Defect(f"{where}:{position}", f"incomplete: {last.dropped} records could not be written")
+        yield Defect(place(where, position), f"incomplete: {last.dropped} records could not be written")
+
+
+def _rules(
+    line: Line, position: int, where: str, expected: int, prev: str, clock: int, last: AnyRecord | None
+) -> Iterator[Defect]:
+    """What a line breaks, given what was due and the line before."""
+    record = line.rec
+    if line.n != expected:
+        word = f"numbered {line.n} where {expected} was due: lines were lost, repeated or reordered"
+        yield Defect(place(where, position), word)
+    elif line.prev != prev:
+        yield Defect(place(where, position), "the chain is broken: the line before is not the one that was written")
+    if line.t_ns < clock:
+        yield Defect(place(where, position), f"the monotonic clock went back by {clock - line.t_ns} ns")
+    if (type(record) is StreamOpened) != (position == 0):
+        yield Defect(place(where, position), "stream_opened must be the first record, and only the first")
+    elif type(record) is StreamOpened and record.format != FORMAT:
+        newer = record.format > FORMAT
+        yield Defect(place(where, 0), newer_format(record.format) if newer else f"no such format: {record.format}")
+        return
+    if type(last) is StreamClosed:
+        yield Defect(place(where, position), "a record after stream_closed")
 
 
 def _claimed_format(first_line: bytes) -> int:

@@ -29,6 +29,7 @@ import struct
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
 from itertools import chain, dropwhile
 from typing import Any, NamedTuple
 
@@ -76,7 +77,7 @@ PLAN = (
     "scenario=:@step_plan[] "
     "template:slug output_tokens:count seed:int temperature:zero ignore_eos:bool analyzer:@analyzer_pin "
     "required_checks:slug[] differing_settings:text[] scope:text not_shown:text[] instruments=:@instrument_plan "
-    "expected_layout=:@expected_layout? allowed_attempts=:count? control_from=:slug?"
+    "expected_layout=:@expected_layout? allowed_attempts=:count? control_from=:slug? repetitions=:forward|reverse[]"
 )
 RESOLVED = (
     "format:one plan_sha256:hash checkpoint_interval:int lengths:int[] model:@model inputs:@input[] operations:text[]"
@@ -89,11 +90,11 @@ LINE = "n:integer prev:hash t_ns:integer rec:@record"
 KINDS = {
     "stream_opened": "format:int arm:text process:text pid:integer wall_time:text",
     "stream_closed": "dropped:integer",
-    "attempt_started": "attempt:count plan_sha256:hash samestate_version:text fault:text? arms:text[] "
+    "attempt_started": "attempt:count plan_sha256:hash samestate_version:text source_sha256:hash source_commit:text? fault:text? arms:text[] "
     "control_seal_sha256:hash? reference_seal_sha256:hash? options:scalar{}",
     "contact_reached": "level:none|host|gpu|model|request",
     "attempt_ended": "outcome:completed|failed|interrupted|excluded reason:text?",
-    "engine_started": "engine:vllm|sim versions:text{} checkpoint_interval:count max_model_len:count "
+    "engine_started": "engine:vllm|sim process:text versions:text{} checkpoint_interval:count max_model_len:count "
     "tensor_parallel:count pipeline_parallel:count data_parallel:count decode_context_parallel:count connector:text? "
     "audit_level:text? settings:scalar{} eos_token_ids:integer[]",
     "rank_registered": "rank:integer world_size:count num_blocks:count engine_groups:@engine_group[] "
@@ -105,7 +106,7 @@ KINDS = {
     "plan_resolved": "resolved_sha256:hash",
     "operation_started": "op:text case:text name:cold|interposer|reset|reload|repeat|prompt "
     "prompt_tokens:integer prompt_sha256:hash? salt:text together:text?",
-    "operation_output": "op:text request:text token_ids:integer[] logprobs:number[]? finish_reason:text? "
+    "operation_output": "op:text request:text token_ids:integer[] logprobs:number[]? margins=:number[]? finish_reason:text? "
     "cached_tokens:integer?",
     "operation_ended": "op:text ok:bool error:text?",
     "cache_reset": "op:text local_reset:bool external_kept:bool running_kept:bool attempts:count",
@@ -612,10 +613,10 @@ class Archive:
             match = SUMS_LINE.fullmatch(line)
             name = match.group(2) if match else ""
             if match is None or not listable(name):
-                self.defect(f"{where}:{number}", "not a line that may stand in the list")
+                self.defect(f"{where}:{number + 1}", "not a line that may stand in the list")
                 continue
             if name <= last:
-                self.defect(f"{where}:{number}", "listed twice or out of order")
+                self.defect(f"{where}:{number + 1}", "listed twice or out of order")
             last, sums[name] = name, match.group(1)
         return sums
 
@@ -691,7 +692,7 @@ class Archive:
         try:
             with open(opened, "rb") as file:
                 for n, raw in enumerate(file):
-                    where, body = f"{name}:{n}", raw.rstrip(b"\n")
+                    where, body = f"{name}:{n + 1}", raw.rstrip(b"\n")
                     if not raw.endswith(b"\n"):
                         tell(where, "cut off: the line does not end")
                     try:
@@ -725,14 +726,14 @@ class Archive:
         if last is None or last["kind"] != "stream_closed":
             tell(name, "no stream_closed at the end")
         elif last["dropped"]:
-            tell(f"{name}:{n}", f"incomplete: {last['dropped']} records could not be written")
+            tell(f"{name}:{n + 1}", f"incomplete: {last['dropped']} records could not be written")
 
     def attempt(self, name: str) -> None:
         for seen in self.lines(name):
             kind, attempt = seen.rec["kind"], self.attempts[-1] if self.attempts else None
             if kind == "stream_opened":
                 if (seen.rec["arm"], seen.rec["process"]) != ("-", "attempts"):
-                    self.defect(f"{name}:{seen.n}", "is another stream, under this name")
+                    self.defect(f"{name}:{seen.n + 1}", "is another stream, under this name")
             elif kind == "attempt_started":
                 self.attempts.append(Attempt(seen.rec))
             elif attempt is None or kind == "stream_closed":
@@ -756,11 +757,11 @@ class Archive:
                 if seen.rec["kind"] == "stream_opened":
                     origins.add(seen.rec["arm"])
                     if seen.rec["process"] != process or (not imported and seen.rec["arm"] != name):
-                        self.defect(f"{stream}:{seen.n}", "is another stream, under this name")
+                        self.defect(f"{stream}:{seen.n + 1}", "is another stream, under this name")
                 try:
                     arm.take(seen)
                 except OverflowError:
-                    self.defect(f"{stream}:{seen.n}", "holds numbers that no run can have")
+                    self.defect(f"{stream}:{seen.n + 1}", "holds numbers that no run can have")
         if imported:
             self.imported(arm, place, origins)
         return arm
@@ -837,6 +838,8 @@ class Question:
 
     def __init__(self, archive: Archive) -> None:
         self.archive, self.arms = archive, archive.arms
+        self.folders: dict[str, str] = {}
+        """Of arms that are here under another name."""
         self.known: list[Operation] | None = None
         self.by_id: dict[str, Operation] = {}
 
@@ -907,6 +910,9 @@ class Question:
         if name not in self.arms:
             raise Missing(f"the archive has no arm {name}")
         return self.arms[name]
+
+    def whole(self, arm: str) -> bool:
+        return self.archive.whole(self.folders.get(arm, arm))
 
     @property
     def planned_arms(self) -> list[Arm]:
@@ -1232,7 +1238,7 @@ def unequal(question: Question, left: Arm, op: str, right: Arm, other: str, diff
         return
     reference, subject = left.schedule(op), right.schedule(other)
     # A start where no checkpoint can end is at fault whatever the steps.
-    stray = question.archive.whole(right.name) and subject and subject[0].start % question.c != 0
+    stray = question.whole(right.name) and subject and subject[0].start % question.c != 0
     parted = "" if stray else apart(reference, subject, whole=False)
     if parted:
         yield UNKNOWN, f"{name}: differs from token {index} on, and cannot be laid to reuse: {parted}"
@@ -1344,7 +1350,7 @@ def farthest(loads: list[Load]) -> int | None:
 
 
 def restored(question: Question, arm: Arm, one: Operation) -> Iterator[Finding]:
-    output, whole = arm.output(one.op), question.archive.whole(CANDIDATE)
+    output, whole = arm.output(one.op), question.whole(CANDIDATE)
     rows, seen = arm.schedule(one.op), arm.schedule(one.op, "connector")
     if not rows or not seen or output is None:
         yield UNKNOWN, "the first step is not recorded by scheduler and connector"
@@ -1544,9 +1550,9 @@ def attempted(question: Question) -> Iterator[Finding]:
     named = [*live, *(name for name, seal in seals.items() if seal)]
     if len(set(named)) < len(named):
         yield FAIL, f"the attempt names an arm twice, or as live and as imported: {', '.join(named)}"
-    for planned in question.plan["arms"]:
-        if planned["name"] not in named:
-            yield UNKNOWN, f"arm {planned['name']} is planned, and the attempt does not name it"
+    for planned in in_order(question.plan):
+        if planned.name not in named:
+            yield UNKNOWN, f"arm {planned.name} is planned, and the attempt does not name it"
     for name in named:
         if name not in question.arms:
             yield UNKNOWN, f"the attempt names arm {name}; it is not in the archive"
@@ -1845,13 +1851,13 @@ def external_hits(question: Question, arm: Arm, op: str, local: int) -> Iterator
     if hits is None or hits <= 0:
         yield UNKNOWN, f"{op}: {EXTERNAL_HITS} cannot be read, or counts nothing"
     elif rows and hits != rows[0].start - local:
-        short = FAIL if question.archive.whole(CANDIDATE) else UNKNOWN
+        short = FAIL if question.whole(CANDIDATE) else UNKNOWN
         yield short, f"{op}: the engine counts {hits:.0f} external tokens, {rows[0].start} are credited"
 
 
 def credits(question: Question, arm: Arm) -> Iterator[Finding]:
     """p, by the answer, the lookup and the allocation of every generation."""
-    short = FAIL if question.archive.whole(arm.name) else UNKNOWN
+    short = FAIL if question.whole(arm.name) else UNKNOWN
     for one in question.generations():
         output, rows = arm.output(one.op), arm.schedule(one.op)
         if output is None or not rows:
@@ -2055,6 +2061,136 @@ def hit(arm: Arm, one: Repeat, aligned: bool) -> Iterator[Finding]:
             yield FAIL, f"{one.op}: hit of {p}, and no step of this prompt ended there"
 
 
+# --- repetitions ----------------------------------------------------------------------------------
+
+
+class Planned(NamedTuple):
+    """One arm of one repetition."""
+
+    repetition: int
+    """From 1."""
+    arm: str
+    """As planned."""
+
+    @property
+    def name(self) -> str:
+        """As the archive calls it."""
+        return self.arm if self.repetition == 1 else f"{self.arm}-{self.repetition}"
+
+
+def in_order(plan: dict[str, Any]) -> list[Planned]:
+    """The arms of all repetitions as they run."""
+    found, names = list[Planned](), [arm["name"] for arm in plan["arms"]]
+    for number, order in enumerate(plan.get("repetitions") or ["forward"], 1):
+        found += [Planned(number, name) for name in (names if order == "forward" else reversed(names))]
+    return found
+
+
+def each_alone(question: Question) -> list[Question]:
+    """One question a repetition, its arms under their planned names; arms that no plan knows are with the first."""
+    planned = in_order(question.plan)
+    known = {one.name for one in planned}
+    views = []
+    for number in sorted({one.repetition for one in planned}):
+        view = Question(question.archive)
+        view.folders = {one.arm: one.name for one in planned if one.repetition == number}
+        names = {name: arm for arm, name in view.folders.items()}
+        if number == 1:
+            names.update({name: name for name in question.arms if name not in known})
+        view.arms = {}
+        for name in sorted(names.keys() & question.arms.keys()):
+            arm = copy(question.arms[name])
+            arm.name = names[name]
+            view.arms[arm.name] = arm
+        views.append(view)
+    return views
+
+
+def over_all(check: str, views: list[Question]) -> Result:
+    """What a check comes to in its worst repetition. One whose question comes up in one alone is unknown."""
+    each = [run(check, view) for view in views]
+    findings = [(v, f"repetition {at}: {said}") for at, one in enumerate(each, 1) for v, said in one.findings]
+    verdicts = {one.verdict for one in each}
+    mixed = UNKNOWN if len(verdicts) > 1 else each[0].verdict
+    verdict = next((one for one in (FAIL, UNKNOWN) if one in verdicts), mixed)
+    summaries = list(dict.fromkeys(one.summary for one in each))
+    return Result(check, verdict, f"in each of {len(each)} repetitions: {'; '.join(summaries)}", findings)
+
+
+def repetitions(question: Question) -> Result:
+    """Every repetition in fresh engines, alike, and the arms one after another in the planned order."""
+    plan, check = question.plan, "repetitions"
+    if plan.get("repetitions", []) in ([], ["forward"]):
+        return conclude(check, [(NOT_EXERCISED, "every arm runs once, in the plan's order")], 0, "")
+    findings, planned = list[Finding](), in_order(plan)
+    findings += [(UNKNOWN, f"arm {one.name} is not in the archive") for one in planned if one.name not in question.arms]
+    said, names = question.attempt.rec["arms"], [one.name for one in planned]
+    if [name for name in said if name in names] != [name for name in names if name in said]:
+        findings.append((FAIL, f"the attempt ran its arms in another order: {', '.join(said)}"))
+    live = [question.arms[name] for name in names if name in question.arms and question.arms[name].source is None]
+    processes: dict[str, Arm] = {}
+    for before, after in zip(live, live[1:]):  # noqa: B905, RUF007
+        findings += one_after_another(before, after)
+    for arm in live:
+        for seen in arm.all["engine_started"][:1]:
+            process = seen.rec["process"]
+            if not process:
+                findings.append((UNKNOWN, f"arm {arm.name}: its engine does not name its process"))
+            elif processes.setdefault(process, arm) is not arm:
+                findings.append((FAIL, f"arm {arm.name} ran in the engine process of arm {processes[process].name}"))
+    for one in planned:
+        if one.repetition > 1 and one.name in question.arms and one.arm in question.arms:
+            findings += same_again(plan, question.arms[one.arm], question.arms[one.name])
+    return conclude(check, findings, len(live), f"{len(live)} arms")
+
+
+def one_after_another(before: Arm, after: Arm) -> Iterator[Finding]:
+    over = [seen.t for kind in ("engine_started", "engine_stopped", "service_stopped") for seen in before.all[kind]]
+    over += [seen.t for (kind, _), given in before.by_op.items() if kind == "operation_ended" for seen in given]
+    begun = [seen.t for kind in ("engine_started", "service_started", "operation_started") for seen in after.all[kind]]
+    if not before.all["engine_stopped"] or not after.all["engine_started"]:
+        yield UNKNOWN, f"arms {before.name} and {after.name}: no end of the first or no start of the second is recorded"
+    elif min(begun) < max(over):
+        yield FAIL, f"arm {after.name} began before arm {before.name}, which it comes after, was over"
+
+
+def same_again(plan: dict[str, Any], first: Arm, again: Arm) -> Iterator[Finding]:
+    was, now, declared = effective(first), effective(again), plan["differing_settings"]
+    for name in sorted(was.keys() | now.keys()):
+        if any(name == one or name.startswith(f"{one}.") for one in declared):
+            continue
+        if name not in was or name not in now or not one_value(was[name], now[name]):
+            yield FAIL, f"{name} is another in arm {again.name} than in arm {first.name}"
+    if first.processes != again.processes:
+        yield UNKNOWN, f"arms {first.name} and {again.name} left other streams"
+
+
+def repetition_equality(question: Question) -> Result:
+    """Same input, same tokens: every generation against the same one of the first repetition."""
+    check, planned = "repetition-equality", in_order(question.plan)
+    if len(question.plan.get("repetitions", [])) < 2:
+        return conclude(check, [(NOT_EXERCISED, "the plan has one repetition")], 0, "")
+    generations = question.generations()
+    findings, inputs = list[Finding](), {(one.case, one.role) for one in generations}
+    for arm in [one.arm for one in planned if one.repetition == 1]:
+        first, *later = [question.arm(one.name) for one in planned if one.arm == arm]
+        for one in generations:
+            for again in later:
+                if asked(first, one.op) != asked(again, one.op) or len(asked(first, one.op)) != 1:
+                    findings.append((UNKNOWN, f"{again.name} {one.op} and {first.name} {one.op} had not one prompt"))
+                else:
+                    findings += unequal(question, first, one.op, again, one.op, FAIL)
+        outputs = {tuple(output["token_ids"]) for one in generations if (output := first.output(one.op))}
+        if len(outputs) <= 1 < len(inputs):
+            findings.append((UNKNOWN, f"arm {first.name}: outputs do not depend on the prompt"))
+    return conclude(check, findings, len(inputs), f"{len(inputs)} inputs")
+
+
+def asked(arm: Arm, op: str) -> set[str | None]:
+    """Digests of the prompts that an operation had."""
+    return {seen.rec["prompt_sha256"] for seen in arm.all["operation_started"] if seen.rec["op"] == op}
+
+
 # --- the verdict ----------------------------------------------------------------------------------
 
 COVERED: dict[str, Callable[[Question], Result]] = {
@@ -2075,8 +2211,12 @@ COVERED: dict[str, Callable[[Question], Result]] = {
     "controls-equal": controls_equal,
     "intervention": intervention,
     "services": services,
+    "repetitions": repetitions,
+    "repetition-equality": repetition_equality,
 }
 """Besides integrity."""
+OF_THE_RUN = ("plan-identity", "controls-equal", "repetitions", "repetition-equality")
+"""Checks that look at all repetitions at once; every other one looks at each alone."""
 COMMON = ("integrity", "coverage", "plan-identity", "settings", "preemptions", "eos-absent", "non-vacuity")
 RELOADS = (*COMMON, "geometry", "paired-equality", "reload-equality", "boundary", "transfers")
 ANALYZERS = {
@@ -2093,10 +2233,11 @@ ANALYZERS = {
     "local-hit-v1": (*COMMON, "block-size", "local-equality", "local-hits"),
 }
 """The checks that decide under each analyzer, whatever the plan requires."""
+REPEATED = ("repetitions", "repetition-equality")
 CONDITIONAL = {
-    "boundary-v1": ("controls-equal", "intervention", "services"),
-    "boundary-instrumented-v1": ("controls-equal", "intervention", "services"),
-    "local-hit-v1": (),
+    "boundary-v1": ("controls-equal", "intervention", "services", *REPEATED),
+    "boundary-instrumented-v1": ("controls-equal", "intervention", "services", *REPEATED),
+    "local-hit-v1": REPEATED,
 }
 """Those that decide only where their question comes up."""
 
@@ -2135,7 +2276,11 @@ def judge(root: str) -> Judgement:
         required = list(dict.fromkeys(["integrity", *plan["required_checks"]]))
         return Judgement(UNKNOWN, why, analyzer, *seals, results, required, required[1:])
     floor, conditional = ANALYZERS[analyzer], CONDITIONAL[analyzer]
-    results += [run(check, question) for check in COVERED if check in floor or check in conditional]
+    views = each_alone(question)
+    for check in COVERED:
+        if check in floor or check in conditional:
+            alone = len(views) < 2 or check in OF_THE_RUN
+            results.append(run(check, question) if alone else over_all(check, views))
     verdicts = {result.check: result.verdict for result in results}
     come_up = [check for check in conditional if verdicts[check] != NOT_EXERCISED and check != "controls-equal"]
     if "controls-equal" in conditional and REFERENCE in archive.arms:

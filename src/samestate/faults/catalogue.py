@@ -1,12 +1,17 @@
 """The catalogue of injectable faults: what each is, who reported it, which check must fire.
 
-Data only. The code that acts lies in `samestate.instruments` (`faults`, `page_faults`) and in the simulated engine.
+Data only, from ``catalogue.toml``. The code that acts lies in `samestate.instruments` (`faults`, `page_faults`) and in
+`samestate.engines.sim`.
 """
 
 from __future__ import annotations
 
+import tomllib
 from enum import StrEnum
-from typing import NamedTuple
+from importlib.resources import files
+from typing import Any, Literal, NamedTuple
+
+EngineKind = Literal["sim", "vllm"]
 
 
 class Site(StrEnum):
@@ -14,12 +19,30 @@ class Site(StrEnum):
 
     LOOKUP = "lookup"
     """The connector's answer to the scheduler."""
-    ORDER = "order"
-    """What the connector tells the worker to move."""
-    COPY = "copy"
-    """What the worker's copies do."""
-    COMPLETION = "completion"
-    """When the worker says that it is done."""
+    BOUNDARY = "boundary"
+    """Where states begin and end."""
+    SAVE = "save"
+    LOAD = "load"
+    LAYOUT = "layout"
+    """Which bytes of which page, in registrations and copies."""
+    RANKS = "ranks"
+    KEY = "key"
+    TIER = "tier"
+    EVICTION = "eviction"
+    PREEMPTION = "preemption"
+    RESET = "reset"
+    SPECULATIVE = "speculative"
+    METRICS = "metrics"
+
+
+class Named(StrEnum):
+    """A part of a place that a finding fills."""
+
+    REQUEST = "request"
+    RANK = "rank"
+    GROUP = "group"
+    LAYER = "layer"
+    BOUNDARY = "boundary"
 
 
 class Fault(NamedTuple):
@@ -34,90 +57,33 @@ class Fault(NamedTuple):
     """The check that must fire."""
     code: str
     """The finding that must name it."""
+    names: frozenset[Named]
+    """What the finding must name."""
+    engines: frozenset[EngineKind]
+    """Engines on which it can be armed."""
 
 
-FAULTS = {
-    fault.name: fault
-    for fault in (
-        Fault(
-            name="full-lookup",
-            summary="looks up the whole prompt and credits N-1: at N = k*C the last token is applied twice",
-            site=Site.LOOKUP,
-            reports=("LMCache/LMCache#5151", "LMCache/LMCache#5249", "vllm-project/vllm#51094"),
-            check="boundary",
-            code="retained_lookup_boundary",
-        ),
-        Fault(
-            name="stale-page",
-            summary="a load brings the recurrent state that was saved last for other tokens",
-            site=Site.ORDER,
-            reports=("LMCache/LMCache#4984", "vllm-project/vllm#52360"),
-            check="page-bytes",
-            code="stale_page",
-        ),
-        Fault(
-            name="zero-page",
-            summary="one recurrent group's state arrives as zeros, which is a legal fresh state",
-            site=Site.COPY,
-            reports=("vllm-project/vllm#43090", "vllm-project/vllm#47491"),
-            check="page-coverage",
-            code="zero_page",
-        ),
-        Fault(
-            name="swapped-layers",
-            summary="a load exchanges the states of two layers",
-            site=Site.COPY,
-            reports=("LMCache/LMCache#2494", "LMCache/LMCache#2495"),
-            check="page-bytes",
-            code="destination_differs",
-        ),
-        Fault(
-            name="short-copy",
-            summary="a load copies half of one layer's page",
-            site=Site.COPY,
-            reports=("LMCache/LMCache#4991",),
-            check="poison",
-            code="sentinel_left",
-        ),
-        Fault(
-            name="neighbour-write",
-            summary="a load also writes the block beside its own",
-            site=Site.COPY,
-            reports=("LMCache/LMCache#2494", "local-inference-lab/vllm#463"),
-            check="poison",
-            code="guard_changed",
-        ),
-        Fault(
-            name="early-complete",
-            summary="a save is reported as done when it was submitted, before it is copied",
-            site=Site.COMPLETION,
-            reports=("vllm-project/vllm#45704", "vllm-project/vllm#52360"),
-            check="save-completion",
-            code="early_complete",
-        ),
-        Fault(
-            name="missing-group",
-            summary="a load leaves one recurrent group out",
-            site=Site.ORDER,
-            reports=("LMCache/LMCache#2845", "LMCache/LMCache#2863", "sgl-project/sglang#39692"),
-            check="page-bytes",
-            code="missing_group",
-        ),
-        Fault(
-            name="null-block-saved",
-            summary="a save reads the null block instead of the block that holds the state",
-            site=Site.ORDER,
-            reports=("vllm-project/vllm#53084", "vllm-project/vllm#51358"),
-            check="prefix-identity",
-            code="null_block_saved",
-        ),
-        Fault(
-            name="sync-load",
-            summary="a hit is loaded within the step that uses it, after vLLM copied the state to the running block",
-            site=Site.LOOKUP,
-            reports=("vllm-project/vllm#43935",),
-            check="prefix-identity",
-            code="state_read_before_load",
-        ),
+def faults_on(engine: EngineKind) -> dict[str, Fault]:
+    """The faults that can be armed on an engine, by name."""
+    return {name: fault for name, fault in FAULTS.items() if engine in fault.engines}
+
+
+def _read() -> dict[str, Fault]:
+    data = tomllib.loads(files("samestate.faults").joinpath("catalogue.toml").read_text(encoding="utf-8"))
+    return {name: _fault(name, told) for name, told in data.items()}
+
+
+def _fault(name: str, told: dict[str, Any]) -> Fault:
+    return Fault(
+        name=name,
+        summary=told["summary"],
+        site=Site(told["site"]),
+        reports=tuple(told["reports"]),
+        check=told["check"],
+        code=told["code"],
+        names=frozenset(map(Named, told["names"])),
+        engines=frozenset(told["engines"]),
     )
-}
+
+
+FAULTS = _read()

@@ -93,6 +93,13 @@ _LOOKUP_SOURCES = {
 }
 
 
+def require_known_lookup(fault: str) -> None:
+    """Raise `FaultError` where the connector's lookup is not one that `fault` was written for."""
+    digest = source_sha256(OffloadingConnectorScheduler._lookup_complete_chunks)
+    if digest not in _LOOKUP_SOURCES:
+        raise FaultError(f"fault {fault!r}: unknown source of _lookup_complete_chunks, sha256 {digest}")
+
+
 class FullLookup(LiveFault):
     """Look up all N tokens; vLLM then credits N-1 for a full asynchronous hit.
 
@@ -105,9 +112,7 @@ class FullLookup(LiveFault):
 
     @override
     def act(self, on: Audited, undo: Undo) -> None:
-        digest = source_sha256(OffloadingConnectorScheduler._lookup_complete_chunks)
-        if digest not in _LOOKUP_SOURCES:
-            raise FaultError(f"fault 'full-lookup': unknown source of _lookup_complete_chunks, sha256 {digest}")
+        require_known_lookup("full-lookup")
         _look_up_every_token(on.inner.scheduler, undo)
         _save_state_of_whole_prompts(on, undo)
 

@@ -1,16 +1,12 @@
 """Faults that move the wrong bytes: in the orders that a worker gets, or in the copies that it makes.
 
 Orders are changed before the audit sees them, as a connector that is wrong about blocks would; copies
-are changed behind it, as a copy engine that is wrong about bytes would. All but `SwappedLayers`, `NeighbourWrite`
-and `EarlyComplete` act on the first recurrent transfer group, so that a report can be held against the group meant.
+are changed behind it, as a copy engine that is wrong about bytes would. Where nothing else is said a fault
+acts on the first recurrent transfer group, so that a report can be held against the group meant.
 """
 
 from __future__ import annotations
 
-import time
-from abc import abstractmethod
-from collections import deque
-from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
@@ -19,12 +15,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
 from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_cache_interface import MambaSpec
-from vllm.v1.kv_offload.base import BlockIDsLoadStoreSpec, GPULoadStoreSpec, TransferResult
+from vllm.v1.kv_offload.base import BlockIDsLoadStoreSpec, GPULoadStoreSpec
 
-from samestate.cache.host_worker import HostWorker, PageCopies, when_copied
+from samestate.cache.host_worker import HostWorker, PageCopies
 from samestate.instruments.faults import Audited, FaultError, LiveFault, Undo
 from samestate.instruments.offloading_transfers import WatchedWorker
-from samestate.instruments.pages import NULL_BLOCK
 
 
 def recurrent_groups(on: Audited) -> list[int]:
@@ -79,9 +74,13 @@ def specs(
 
 
 class OrderFault(LiveFault):
-    """Changes what one recurrent group's part of a job says."""
+    """Changes what the first recurrent group's part of a job says."""
 
     roles = (KVConnectorRole.WORKER,)
+
+    def groups(self, states: list[int]) -> list[int]:
+        """Which of the recurrent transfer groups it acts on."""
+        return states[:1]
 
     def on_load(self, order: GroupOrder) -> GroupOrder:
         """The order to follow instead."""
@@ -93,19 +92,21 @@ class OrderFault(LiveFault):
 
     @override
     def act(self, on: Audited, undo: Undo) -> None:
-        group = recurrent_groups(on)[0]
+        groups = self.groups(recurrent_groups(on))
         blocks_per_row = on.inner.connector_worker.spec.blocks_per_chunk
         worker = on.inner.connector_worker.worker
         submit_store, submit_load = worker.submit_store, worker.submit_load
 
         def store(job_id: int, src_spec: GPULoadStoreSpec, dst_spec: BlockIDsLoadStoreSpec) -> bool:
             given = orders(src_spec, dst_spec, blocks_per_row)
-            given[group] = self.on_save(given[group])
+            for group in groups:
+                given[group] = self.on_save(given[group])
             return submit_store(job_id, *specs(given, type(dst_spec)))
 
         def load(job_id: int, src_spec: BlockIDsLoadStoreSpec, dst_spec: GPULoadStoreSpec, **options: object) -> bool:
             given = orders(dst_spec, src_spec, blocks_per_row)
-            given[group] = self.on_load(given[group])
+            for group in groups:
+                given[group] = self.on_load(given[group])
             device, tier = specs(given, type(src_spec))
             return submit_load(job_id, tier, device, **options)
 
@@ -142,12 +143,30 @@ class MissingGroup(OrderFault):
         return order._replace(blocks=[], rows=[])
 
 
-class NullBlockSaved(OrderFault):
-    """A save reads the null block."""
+class AttentionOnly(MissingGroup):
+    """A load leaves every recurrent group out, as a connector that knows attention alone."""
+
+    @override
+    def groups(self, states: list[int]) -> list[int]:
+        return states
+
+
+class PastSharedPrefix(OrderFault):
+    """A load takes the last state of a longer prompt, past what the two share."""
+
+    def __init__(self) -> None:
+        self._saved: list[GroupOrder] = []
 
     @override
     def on_save(self, order: GroupOrder) -> GroupOrder:
-        return order._replace(blocks=[NULL_BLOCK] * len(order.blocks))
+        if order.rows:
+            self._saved.append(order)
+        return order
+
+    @override
+    def on_load(self, order: GroupOrder) -> GroupOrder:
+        past = [other.rows[-1] for other in self._saved if other.first > order.first]
+        return order._replace(rows=(past or order.rows)[-1:] * len(order.rows))
 
 
 # --- copies ---------------------------------------------------------------------------------------
@@ -162,7 +181,7 @@ def host_worker(on: Audited) -> tuple[WatchedWorker, HostWorker]:
 
 
 class CopyFault(LiveFault):
-    """Changes the copies of a load."""
+    """Changes the copies that are made."""
 
     roles = (KVConnectorRole.WORKER,)
 
@@ -170,11 +189,19 @@ class CopyFault(LiveFault):
     def act(self, on: Audited, undo: Undo) -> None:
         _, worker = host_worker(on)
         states, num_blocks = recurrent_groups(on), on.config.num_blocks
-        undo.patch(worker, "route", lambda copies, load: self.route(copies, states, num_blocks) if load else copies)
 
-    @abstractmethod
+        def route(copies: list[PageCopies], load: bool) -> list[PageCopies]:
+            return self.route(copies, states, num_blocks) if load else self.saved(copies, states)
+
+        undo.patch(worker, "route", route)
+
     def route(self, copies: list[PageCopies], states: list[int], num_blocks: int) -> list[PageCopies]:
-        """The copies to make instead; `states` are the recurrent transfer groups."""
+        """The copies to make for a load; `states` are the recurrent transfer groups."""
+        return copies
+
+    def saved(self, copies: list[PageCopies], states: list[int]) -> list[PageCopies]:
+        """The copies to make for a save."""
+        return copies
 
 
 class ZeroPage(CopyFault):
@@ -225,39 +252,3 @@ class NeighbourWrite(CopyFault):
             at, step = int(last.blocks.argmin()), -1
         beside = np.array([int(last.device[at]) + step * last.block_stride], np.uint64)
         return [*copies, last._replace(device=beside, tier=last.tier[at : at + 1])]
-
-
-class EarlyComplete(LiveFault):
-    """A save is reported as done when it was submitted, and copied only later."""
-
-    roles = (KVConnectorRole.WORKER,)
-    COPY_SECONDS = 0.1
-    """A copy begins this long after its save was submitted."""
-
-    @override
-    def act(self, on: Audited, undo: Undo) -> None:
-        watched, worker = host_worker(on)
-        submit_store = watched.submit_store
-        saves: set[int] = set()
-        begins: deque[float] = deque()
-
-        def store(job_id: int, *sides: object) -> bool:
-            saves.add(job_id)
-            begins.append(time.monotonic() + self.COPY_SECONDS)
-            accepted = submit_store(job_id, *sides)
-            watched.due.pop(job_id, None)
-            return accepted
-
-        def report(job_id: int, copied: Future[TransferResult]) -> TransferResult | None:
-            if job_id in saves:
-                return TransferResult(job_id=job_id, success=True)
-            return when_copied(job_id, copied)
-
-        def route(copies: list[PageCopies], load: bool) -> list[PageCopies]:
-            if not load and begins:
-                time.sleep(max(0.0, begins.popleft() - time.monotonic()))
-            return copies
-
-        undo.patch(watched, "submit_store", store)
-        undo.patch(worker, "report", report)
-        undo.patch(worker, "route", route)

@@ -1,8 +1,9 @@
 """Attempts at a preregistered plan: each is numbered and spent before first contact, and none can be taken back.
 
-The ledger is a folder beside the plan's lock, one file an attempt, made with O_EXCL: two runs never get
-one number. An attempt that ended before its first request (setup failed, wrong model) is *excluded*: it stays
-in the ledger with its reason and spends nothing of what the plan allows. One that never said how it ended counts.
+The ledger is a folder beside the plan's lock, one file an attempt, there whole or not at all: two runs never get
+one number, and one that is killed leaves no half entry. An attempt that ended before its first request (setup failed,
+wrong model) is *excluded*: it stays in the ledger with its reason and spends nothing of what the plan allows. One that
+never said how it ended counts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 
 from samestate.evidence.canonical import canonical_json
 from samestate.evidence.records import Outcome
+from samestate.evidence.whole import write_new
 from samestate.lab.errors import RunError
 
 T = TypeVar("T", "Spent", "Ended")
@@ -69,8 +71,7 @@ class Ledger:
                 )
             now = datetime.now(UTC).isoformat(timespec="seconds")
             began = Spent(attempt=number, plan_sha256=self._plan_sha256, archive=archive, wall_time=now)
-            with (self.folder / f"{number:04}.json").open("xb") as file:
-                file.write(canonical_json(msgspec.to_builtins(began)))
+            write_new(self.folder / f"{number:04}.json", canonical_json(msgspec.to_builtins(began)))
         except FileExistsError:
             raise RunError(f"{self.folder}: another run began an attempt at this moment; try again") from None
         except OSError as error:
@@ -80,8 +81,7 @@ class Ledger:
     def conclude(self, attempt: int, outcome: Outcome, reason: str | None, seal_sha256: str | None) -> None:
         """Add how the attempt ended. Raises OSError."""
         ended = Ended(attempt=attempt, outcome=outcome, reason=reason, seal_sha256=seal_sha256)
-        with (self.folder / f"{attempt:04}.outcome.json").open("xb") as file:
-            file.write(canonical_json(msgspec.to_builtins(ended)))
+        write_new(self.folder / f"{attempt:04}.outcome.json", canonical_json(msgspec.to_builtins(ended)))
 
     def _spent(self) -> list[Spent]:
         """Attempts that count, in order."""

@@ -20,5 +20,6 @@ def run_releases(requests: Sequence[RunRequest], progress: Progress) -> Iterator
         except RunError as error:
             yield error
             continue
-        control = control or result.archive
+        if len(request.plan.repetitions) == 1:  # each repetition has a control of its own
+            control = control or result.archive
         yield result

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from samestate.engines.base import Ask, Engine, EngineError
@@ -26,18 +27,29 @@ class _Step(NamedTuple):
 class Operator:
     """Drives one engine through its arm's cases and writes the client's stream.
 
+    `armed`: by operation, the fault that must be armed in the running engine when it begins; none for the others.
     Raises `EngineError` when the engine fails, the operation's end then says so.
     """
 
-    def __init__(self, plan: Plan, resolution: Resolution, engine: Engine, client: StreamWriter) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        resolution: Resolution,
+        engine: Engine,
+        client: StreamWriter,
+        armed: Mapping[str, str | None] = MappingProxyType({}),
+    ) -> None:
         self._plan = plan
         self._resolution = resolution
         self._engine = engine
         self._client = client
+        self._armed_at = armed
+        self._armed: str | None = None
 
     def perform(self, cases: list[Case], done: Done) -> None:
         """All operations, in order; those that the plan puts together at once."""
         for steps in _units(cases):
+            self._arm(self._armed_at.get(steps[0].op.op))
             self._read_counters(steps, "before")
             for step in steps:
                 self._start(step)
@@ -53,6 +65,11 @@ class Operator:
             self._read_counters(steps, "after")
             for step in steps:
                 done(step.op.op)
+
+    def _arm(self, fault: str | None) -> None:
+        if fault != self._armed:
+            self._engine.arm_fault(fault)
+            self._armed = fault
 
     def _start(self, step: _Step) -> None:
         case, op = step
@@ -87,6 +104,7 @@ class Operator:
                     request=answer.request,
                     token_ids=answer.token_ids,
                     logprobs=answer.logprobs,
+                    margins=answer.margins,
                     finish_reason=answer.finish_reason,
                     cached_tokens=answer.cached_tokens,
                 )

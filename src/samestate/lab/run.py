@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import samestate
@@ -31,10 +32,12 @@ from samestate.lab.ledger import Ledger
 from samestate.lab.operate import Operator
 from samestate.lab.resolve import Resolution, planned_cases, require_room, resolve
 from samestate.lab.services import MakeService, Services, no_service
+from samestate.lab.source import source_commit, source_sha256
 from samestate.models.catalogue import ModelError, identity
 from samestate.plans.load import CONTROL, plan_json
 from samestate.plans.model import ArmPlan, Plan
 from samestate.plans.operations import workload
+from samestate.plans.repetitions import repeated_arms
 
 __all__ = ["REFERENCE_ARM", "Progress", "RunError", "RunRequest", "RunResult", "run_plan"]
 
@@ -71,6 +74,8 @@ class RunRequest(NamedTuple):
     """Where the attempt is spent before first contact; None: nobody counts."""
     engine: str | None = None
     """What `EngineStarted` will name; a control that ran on another is refused. None: not known beforehand."""
+    armed: Mapping[str, str | None] = MappingProxyType({})
+    """Faults to arm while the engine runs: by operation, which one it must find armed; no other operation finds any."""
 
 
 class RunResult(NamedTuple):
@@ -160,6 +165,11 @@ def _check(request: RunRequest) -> SealedControl | None:
     source = request.control or request.reference
     if source is None:
         return None
+    if (times := len(request.plan.repetitions)) > 1:
+        option = "--control" if request.control else "--reference"
+        raise RunError(
+            f"{option}: plan {request.plan.name} runs its own control in each of {times} repetitions; leave it out"
+        )
     if _overlap(request.out, source):
         raise RunError(
             f"--out: {request.out} and {source} lie in each other, which would damage it; name another folder"
@@ -189,7 +199,8 @@ class _Attempt:
         self._archive = archive
         self._progress = progress
         self._control = control
-        self._live = [arm for arm in self._plan.arms if not (request.control and arm.name == CONTROL)]
+        running = [repeated.running for repeated in repeated_arms(self._plan)]
+        self._live = [arm for arm in running if not (request.control and arm.name == CONTROL)]
         self._reached: set[ContactLevel] = set()
         self._number = number
         self._resolution: Resolution | None = None
@@ -219,6 +230,12 @@ class _Attempt:
         closing.callback(services.close)
         return services
 
+    @property
+    def _fault(self) -> str | None:
+        """What the archive is tagged with."""
+        in_turn = {fault for fault in self._request.armed.values() if fault}
+        return self._request.fault or (f"{len(in_turn)} in turn" if in_turn else None)
+
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         """Announce a stage and keep how long it took."""
@@ -237,7 +254,9 @@ class _Attempt:
                 attempt=self._number,
                 plan_sha256=self._archive.plan_sha256,
                 samestate_version=samestate.__version__,
-                fault=self._request.fault,
+                source_sha256=source_sha256(),
+                source_commit=source_commit(),
+                fault=self._fault,
                 arms=[arm.name for arm in self._live],
                 control_seal_sha256=seal if self._request.control else None,
                 reference_seal_sha256=seal if self._request.reference else None,
@@ -329,7 +348,7 @@ class _Attempt:
         planned = planned_cases(self._plan, resolution.resolved.checkpoint_interval, arm.name)
         total, done = sum(len(case.operations) for case in planned), count(1)
         self._reach(ContactLevel.REQUEST)
-        operator = Operator(self._plan, resolution, engine, client)
+        operator = Operator(self._plan, resolution, engine, client, self._request.armed)
 
         def over(op: str) -> None:
             self._services.require_alive(arm)
@@ -375,7 +394,8 @@ def _disk_error(error: OSError, request: RunRequest) -> RunError:
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return RunError(f"{error.filename or request.out}: {what}; check the path and its permissions")
     plan = request.plan
-    output_tokens = workload(plan).output_tokens * (1 if plan.scenario else len(plan.arms))
+    work = workload(plan)
+    output_tokens = work.output_tokens * (1 if plan.scenario else work.engine_starts)
     megabytes = 1 + output_tokens * BYTES_PER_OUTPUT_TOKEN // 10**6
     return RunError(f"{request.out}: {what}; the archive needs about {megabytes} MB: make room or choose another --out")
 

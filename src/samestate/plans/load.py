@@ -21,6 +21,7 @@ from samestate.plans.files import parse, read_bytes, to_json
 from samestate.plans.lengths import check_lengths
 from samestate.plans.model import AnalyzerPin, Connector, Format, Frozen, Plan, Sha256
 from samestate.plans.operations import check_operations
+from samestate.plans.repetitions import check_repetitions
 from samestate.plans.scenarios import CANDIDATE, CONTROL, check_scenario
 from samestate.plans.serve_args import check_serve_args, refused_settings, settings_named
 
@@ -101,7 +102,7 @@ def freeze(plan: Plan, analyzer_sha256: str) -> Plan:
 
 def plan_json(plan: Plan) -> bytes:
     """Canonical JSON (RFC 8785): the bytes that are the plan's identity."""
-    return canonical_json(plan.model_dump(mode="json"))
+    return canonical_json(_written(plan))
 
 
 def plan_sha256(plan: Plan) -> str:
@@ -111,8 +112,15 @@ def plan_sha256(plan: Plan) -> str:
 
 def lock_json(plan: Plan) -> bytes:
     """The lock file of a frozen plan: plan and hash, canonical JSON."""
-    lock = _Lock(format=1, plan=plan, plan_sha256=plan_sha256(plan))
-    return canonical_json(lock.model_dump(mode="json"))
+    return canonical_json({"format": 1, "plan": _written(plan), "plan_sha256": plan_sha256(plan)})
+
+
+def _written(plan: Plan) -> dict[str, Any]:
+    """One repetition goes without saying, so that plans from before there were more keep their hash."""
+    tree = plan.model_dump(mode="json")
+    if plan.repetitions == ["forward"]:
+        del tree["repetitions"]
+    return tree
 
 
 def with_engine(plan: Plan, *, model: str, serve_args: list[str]) -> Plan:
@@ -228,6 +236,7 @@ def _check_sense(plan: Plan) -> None:
         check_operations(plan.operations)
         _check_series(plan)
     _check_arms(plan)
+    check_repetitions(plan)
     _check_engine(plan)
     for field, words in (("required_checks", plan.required_checks), ("differing_settings", plan.differing_settings)):
         for index, word in enumerate(words):

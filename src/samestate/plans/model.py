@@ -36,6 +36,8 @@ class Frozen(BaseModel):
 
 Connector = Literal["none", "native", "dictionary", "lmcache"]
 ReusePath = Literal["any", "cold", "local", "external", "mixed"]
+Order = Literal["forward", "reverse"]
+"""Of the arms of a repetition: as the plan lists them, or the last one first."""
 
 
 class ArmPlan(Frozen):
@@ -170,6 +172,8 @@ class Plan(Frozen):
     """Attempts at this plan's lock that may reach a request (`samestate.lab.ledger`); None: any number."""
     control_from: Slug | None = None
     """The plan whose archives may lend their control arm, besides this plan's own (`samestate.plans.lending`)."""
+    repetitions: list[Order] = ["forward"]
+    """Of a matrix: all arms run as often as there are words, each time in fresh engines, in this order."""
 
 
 class InputIdentity(Frozen):

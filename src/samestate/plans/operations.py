@@ -51,14 +51,19 @@ class PlannedInput(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """How much a plan asks for. In a matrix everything but the starts is for one arm, in a scenario for all."""
+    """How much a plan asks for. In a matrix everything but the starts is for one arm, in a scenario for all.
+
+    Repetitions have the same inputs, and each of their arms does as much again.
+    """
 
     engine_starts: int
+    """In all repetitions."""
     operations: int
     generations: int
     resets: int
     output_tokens: int
     distinct_inputs: int
+    repetitions: int
 
 
 def workload(plan: Plan) -> Workload:
@@ -68,12 +73,13 @@ def workload(plan: Plan) -> Workload:
     steps = [step for arm in arms for case in cases(plan, _ANY_C, arm) for step in case.operations]
     resets = sum(step.name is OperationName.RESET for step in steps)
     return Workload(
-        engine_starts=len(plan.arms),
+        engine_starts=len(plan.arms) * len(plan.repetitions),
         operations=len(steps),
         generations=len(steps) - resets,
         resets=resets,
         output_tokens=sum(step.output_tokens for step in steps),
         distinct_inputs=len(planned_inputs(plan, _ANY_C)),
+        repetitions=len(plan.repetitions),
     )
 
 

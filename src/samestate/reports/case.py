@@ -20,9 +20,12 @@ from samestate.checks.seen import Seen
 from samestate.evidence import records as r
 from samestate.evidence.archive import Archive
 from samestate.evidence.canonical import token_digest
+from samestate.evidence.places import place
 from samestate.evidence.text import printable
 from samestate.plans.load import load, shipped, with_connector
 from samestate.plans.model import Plan
+from samestate.plans.repetitions import arm_name as arm_name_of
+from samestate.plans.repetitions import repeated_arms
 from samestate.plans.scenarios import CONTROL
 from samestate.reports.case_readme import readme
 
@@ -157,9 +160,11 @@ def _chosen(
         chosen[at] = sorted([*reused, *resets], key=lambda seen: seen.n)
         at = follows.get(at)
     chosen[arm_name].append(target)
-    control = history.arms.get(CONTROL)
-    if control is not None and CONTROL not in chosen and (same := _started(control, target.rec.op)):
-        chosen[CONTROL] = [same]
+    repetition = next((one.repetition for one in repeated_arms(plan) if one.name == arm_name), 1)
+    name = arm_name_of(CONTROL, repetition)
+    control = history.arms.get(name)
+    if control is not None and name not in chosen and (same := _started(control, target.rec.op)):
+        chosen[name] = [same]
     return chosen
 
 
@@ -181,7 +186,7 @@ def _records(
             jobs: set[int] = set()
             for line in archive.records(name, process):
                 if (rec := _mine(line.rec, ops, requests, jobs)) is not None:
-                    yield f"arms/{name}/{process}.jsonl:{line.n}", rec
+                    yield place(f"arms/{name}/{process}.jsonl", line.n), rec
 
 
 def _mine(rec: Any, ops: Collection[str], requests: Collection[str], jobs: set[int]) -> r.Record | None:
@@ -318,7 +323,7 @@ def _about(
 
 
 def _engine(arm: ArmHistory, plan: Plan, name: str) -> dict[str, Any]:
-    planned = next((one for one in plan.arms if one.name == name), None)
+    planned = next((one.arm for one in repeated_arms(plan) if one.name == name), None)
     about: dict[str, Any] = {"ranks": len(arm.ranks), "imported": arm.imported_from is not None}
     if planned is not None:
         about |= {"connector": planned.connector, "release": plain(planned.release), "repair": planned.repair}

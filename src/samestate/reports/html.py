@@ -15,7 +15,9 @@ from urllib.parse import quote
 from samestate.checks.base import CheckResult, Finding, Verdict
 from samestate.checks.table import CaseRow
 from samestate.evidence.text import printable
+from samestate.plans.repetitions import arm_name
 from samestate.plans.scenarios import CANDIDATE
+from samestate.reports.latency import charts
 from samestate.reports.model import Cited, Report, cite
 from samestate.reports.page_map import PageState
 from samestate.reports.timeline import ANSWERED, CaseTimeline, Event, RequestTimeline
@@ -115,7 +117,13 @@ def _render(report: Report, root: Path, base: str | None, limits: Limits) -> str
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "plain": plain, "ms": milliseconds, "percent": lambda x: f"{x:.3f}%"}
+    environment.filters |= {
+        "number": number,
+        "plain": plain,
+        "ms": milliseconds,
+        "tick": tick,
+        "percent": lambda x: f"{x:.3f}%",
+    }
     told = [(result, result.findings[: limits.findings]) for result in report.told]
     found = [finding for _, findings in told for finding in findings]
     cited = cite(report, root, (where for finding in found for where in finding.evidence[: limits.places])).cited
@@ -124,7 +132,10 @@ def _render(report: Report, root: Path, base: str | None, limits: Limits) -> str
     def link(place: Cited) -> str | None:
         return f"{base}/{quote(place.file)}" if base is not None and place.file is not None else None
 
+    axis, drawn_times = charts(report.latency, limits.cases)
     return environment.get_template("report.html.j2").render(
+        axis=axis,
+        charts=drawn_times,
         report=report,
         judgement=report.judgement,
         css=(files("samestate.reports") / "templates" / "report.css").read_text(),
@@ -134,6 +145,7 @@ def _render(report: Report, root: Path, base: str | None, limits: Limits) -> str
         used_states=_used_states(report, limits),
         limits=limits,
         told=told,
+        told_checks={result.check for result in report.told},
         places=lambda finding: [cited[where] for where in finding.evidence[: limits.places]],
         link=link,
         rows=report.cases.rows[: limits.rows],
@@ -154,8 +166,10 @@ def _counts(report: Report) -> str:
     required = [result for result in report.checks if result.check in report.judgement.required]
     counts = {
         "required checks": [result.verdict for result in required],
-        "cases": [line.row.verdict for line in report.cases.rows],
     }
+    for line in report.cases.rows:
+        again = f" of repetition {line.row.repetition}" if line.row.repetition is not None else ""
+        counts.setdefault(f"cases{again}", []).append(line.row.verdict)
     return " · ".join(
         f"{verdicts.count(Verdict.PASS):,} of {len(verdicts):,} {what} pass"
         for what, verdicts in counts.items()
@@ -165,7 +179,7 @@ def _counts(report: Report) -> str:
 
 def _row_case(row: CaseRow) -> tuple[str, str]:
     """Arm and case of a row, as timelines have them."""
-    return row.arm or CANDIDATE, row.case
+    return arm_name(row.arm or CANDIDATE, row.repetition or 1), row.case
 
 
 def _case_verdict(report: Report, case: CaseTimeline) -> Verdict | None:
@@ -227,3 +241,10 @@ def milliseconds(value: float) -> str:
     if value >= 1000:
         return f"{value / 1000:,.2f} s"
     return f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms"
+
+
+def tick(value: float) -> str:
+    """Of an axis: ``0``, ``10 ms``, ``1.5 s``."""
+    if not value:
+        return "0"
+    return f"{value / 1000:g} s" if value >= 1000 else f"{value:g} ms"

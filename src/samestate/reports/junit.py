@@ -50,6 +50,7 @@ def _check(result: CheckResult) -> _Case:
 
 def _case(report: Report, line: GridRow) -> _Case:
     told = ", ".join(f"{heading} {cell}" for heading, cell in zip(report.cases.headings, line.cells, strict=True))
+    told += f"; by {', '.join(line.against)}" if line.against else ""
     found = [
         f"{result.check}: {finding.message} [{finding.code}]"
         for result in report.told
@@ -62,6 +63,7 @@ def _case(report: Report, line: GridRow) -> _Case:
 def _concerns(place: Place, row: CaseRow) -> bool:
     """Whether a finding is one of the row's case, and of its arm and operation if it names them."""
     same_arm = row.arm is None or place.arm in (None, row.arm)
+    same_arm = same_arm and place.repetition in (None, row.repetition)
     return place.case == row.case and same_arm and (row.op is None or place.op in (None, row.op))
 
 

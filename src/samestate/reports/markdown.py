@@ -60,7 +60,8 @@ def _cases(report: Report, most: int) -> Iterator[str]:
     headings = [*report.cases.headings, "verdict"]
     yield from _table(headings, range(report.cases.words, len(headings) - 1))
     for line in rows[:most]:
-        yield _row([*map(_text, line.cells), _verdict(line.row.verdict)])
+        by = f" by {', '.join(map(_text, line.against))}" if line.against else ""
+        yield _row([*map(_text, line.cells), f"{_verdict(line.row.verdict)}{by}"])
     if len(rows) > most:
         yield _row([f"{len(rows) - most:,} more", *([""] * len(report.cases.headings))])
     yield ""

@@ -10,10 +10,12 @@ from typing import NamedTuple
 from samestate.checks.analyzers import Judgement
 from samestate.checks.base import CheckResult, Verdict
 from samestate.checks.history import History, MissingEvidence
+from samestate.evidence.places import read_place
 from samestate.evidence.text import printable
+from samestate.reports.latency import Latency, latency
 from samestate.reports.page_map import PageMap, require_page_maps
 from samestate.reports.timeline import CaseTimeline, require_timelines
-from samestate.reports.words import Grid, comparison, grid, reason, short, shown, told
+from samestate.reports.words import Grid, by_repetition, comparison, grid, reason, short, shown, told
 
 UNNAMED = "unknown"
 """The name of a plan that the archive has lost."""
@@ -25,7 +27,7 @@ class Cited(NamedTuple):
     """A record that a finding cites."""
 
     where: str
-    """``arms/candidate/worker-0.jsonl:77``: file and line number, from 0."""
+    """``arms/candidate/worker-0.jsonl:77``: file and line, from 1."""
     file: str | None
     """The file, inside the archive; None: there is no such file."""
     text: str
@@ -52,6 +54,7 @@ class Report(NamedTuple):
     pages: list[PageMap]
     no_pages: str
     """Why they could not be drawn; empty also when none were read."""
+    latency: Latency
     records: int
     """Records read."""
     facts: list[tuple[str, str]]
@@ -84,6 +87,7 @@ def report(judgement: Judgement, history: History) -> Report:
         no_timelines=no_timelines,
         pages=pages,
         no_pages=no_pages,
+        latency=latency(history, judgement),
         records=history.records,
         facts=list(_facts(judgement, history)),
         cited={},
@@ -98,6 +102,7 @@ def _absent(check: str) -> CheckResult:
 
 def _facts(judgement: Judgement, history: History) -> Iterable[tuple[str, str]]:
     yield "compared", comparison(judgement)
+    yield from by_repetition(judgement)
     for arm in history.arms.values():
         for seen in arm.engines[:1]:
             version = seen.rec.versions.get(seen.rec.engine, "")
@@ -121,12 +126,12 @@ def cite(made: Report, root: Path, places: Iterable[str]) -> Report:
     wanted: dict[str, dict[int, str]] = {}
     cited: dict[str, Cited] = {}
     for where in dict.fromkeys(places):
-        name, _, line = where.rpartition(":")
-        file = name if name and line.isdecimal() else where
+        place = read_place(where)
+        file = place.file if place else where
         there = _inside(root, file)
         cited[where] = Cited(where, file if there else None, "")
-        if there and file == name:
-            wanted.setdefault(file, {})[int(line)] = where
+        if there and place:
+            wanted.setdefault(file, {})[place.line] = where
     for file, lines in wanted.items():
         for number, text in _lines(root / file, lines):
             cited[lines[number]] = cited[lines[number]]._replace(text=text)
@@ -135,7 +140,9 @@ def cite(made: Report, root: Path, places: Iterable[str]) -> Report:
 
 def _inside(root: Path, name: str) -> bool:
     path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts and (root / name).is_file()
+    with suppress(OSError, ValueError):  # a name that no file can have
+        return not path.is_absolute() and ".." not in path.parts and (root / name).is_file()
+    return False
 
 
 def _lines(path: Path, wanted: Iterable[int]) -> Iterable[tuple[int, str]]:

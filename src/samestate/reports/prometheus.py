@@ -58,7 +58,8 @@ def _metrics(report: Report) -> dict[str, list[_Sample]]:
         "comparison": judgement.comparison_kind,
         "fault": judgement.fault or "",
     }
-    rows = Counter(line.row.verdict for line in report.cases.rows)
+    rows = Counter((line.row.repetition, line.row.verdict) for line in report.cases.rows)
+    numbers: list[int | None] = [one.repetition for one in judgement.repetitions] or [None]
     return {
         RUN_INFO: [(info, 1)],
         RUN_VERDICT: list(_states({}, judgement.verdict)),
@@ -72,7 +73,11 @@ def _metrics(report: Report) -> dict[str, list[_Sample]]:
             for result in checks
             for verdict, count in Counter(finding.verdict for finding in result.findings).items()
         ],
-        CASES: [({"verdict": verdict.value}, rows[verdict]) for verdict in Verdict],
+        CASES: [
+            (({"repetition": str(number)} if number else {}) | {"verdict": verdict.value}, rows[number, verdict])
+            for number in numbers
+            for verdict in Verdict
+        ],
     }
 
 

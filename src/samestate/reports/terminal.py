@@ -6,6 +6,7 @@ Everything is readable without colour, in `WIDTH` columns.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 from rich import box
 from rich.console import Console
@@ -18,6 +19,8 @@ from samestate.checks.base import CheckResult, Finding, Verdict
 from samestate.reports.words import (
     NO_MEASUREMENT,
     Grid,
+    GridRow,
+    by_repetition,
     comparison,
     first_place,
     grid,
@@ -39,18 +42,16 @@ def print_judgement(judgement: Judgement, console: Console) -> None:
     if judgement.fault is not None:
         console.print(Text(f"fault injected: {judgement.fault}. Not a normal run.", style="bold"))
         console.print()
-    if judgement.table:
-        cases = grid(judgement)
-        console.print(_cases(cases))
-        for line in cases.legend:
-            _indented(console, line)
-        console.print()
+    _print_cases(judgement, console)
     console.print(_checks(judgement))
     if any(result.check not in judgement.required for result in judgement.results):
         _indented(console, "(in parentheses: not required)")
     console.print()
     for result in told(judgement.results):
         _print_findings(result, console)
+    if not judgement.table:
+        for name, came_to in by_repetition(judgement):
+            console.print(Text(f"{name}: {came_to}"))
     console.print(Text.assemble("verdict ", _verdict(judgement.verdict), f": {reason(judgement)}"))
     _indented(console, judgement.scope)
     _indented(console, f"compared: {comparison(judgement)}")
@@ -61,12 +62,42 @@ def print_judgement(judgement: Judgement, console: Console) -> None:
     _print_list(console, "limitations", judgement.limitations)
 
 
+def _print_cases(judgement: Judgement, console: Console) -> None:
+    """A table for each repetition, then the legend once."""
+    legend: list[str] = []
+    headed = dict(by_repetition(judgement))
+    for repetition, rows in groupby(judgement.table, key=lambda row: row.repetition):
+        if repetition is not None:
+            name = f"repetition {repetition}"
+            console.print(Text(f"{name}: {headed.get(name, '')}"))
+        cases = grid(judgement.model_copy(update={"table": list(rows)}))
+        console.print(_cases(cases))
+        legend = cases.legend
+        if repetition is not None:
+            console.print()
+    for line in legend:
+        _indented(console, line)
+    if judgement.table:
+        console.print()
+
+
 def _cases(cases: Grid) -> Table:
     table = _table(*cases.headings, words=cases.words)
+    for index, column in enumerate(table.columns[cases.words :], cases.words):
+        # Where it gets narrow, headings wrap; numbers never do.
+        column.min_width = max((len(line.cells[index]) for line in cases.rows), default=0)
     table.add_column("verdict")
     for line in cases.rows:
-        table.add_row(*line.cells, _verdict(line.row.verdict))
+        table.add_row(*line.cells, Text.assemble(_verdict(line.row.verdict), _by(line)))
     return table
+
+
+def _by(line: GridRow) -> str:
+    """Under its verdict the check that keeps a row from a pass, and how many more do."""
+    if not line.against:
+        return ""
+    first, *more = line.against
+    return f"\n{first} +{len(more)}" if more else f"\n{first}"
 
 
 def _checks(judgement: Judgement) -> Table:

@@ -5,7 +5,7 @@ Whatever an archive made a judgement say goes through `shown` first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from samestate.checks.analyzers import Judgement
 from samestate.checks.base import CheckResult, Finding, Verdict
 from samestate.checks.prefix_identity import CHECK as BY_CONTENT
-from samestate.checks.table import CaseRow
+from samestate.checks.table import CaseRow, against
 from samestate.evidence.text import printable
 
 EQUAL, UNSEEN = "–", "?"
@@ -47,6 +47,8 @@ class GridRow(NamedTuple):
     row: CaseRow
     cells: list[str]
     """All but the verdict."""
+    against: Sequence[str] = ()
+    """Required checks that keep it from a pass, the most telling first."""
 
     @property
     def name(self) -> str:
@@ -64,10 +66,11 @@ class Grid(NamedTuple):
 
 
 def row_name(row: CaseRow) -> str:
-    """``N3584``, ``N1250 repeat 2``; of a scenario ``candidate trunk.2``."""
+    """``N3584``, ``N1250 repeat 2``; of a scenario ``candidate trunk.2``; ``N3584 (repetition 2)``."""
+    again = f" (repetition {row.repetition})" if row.repetition is not None else ""
     if row.op is not None:
-        return f"{row.arm} {row.op}"
-    return row.case if row.repeat is None else f"{row.case} repeat {row.repeat}"
+        return f"{row.arm} {row.op}{again}"
+    return f"{row.case}{again}" if row.repeat is None else f"{row.case} repeat {row.repeat}{again}"
 
 
 def shown(model: M) -> M:
@@ -91,20 +94,40 @@ def _printable(value: Any) -> Any:
 
 def grid(judgement: Judgement) -> Grid:
     """The table of a judgement: of reloads, of repeats or of a scenario; no rows where it has none."""
+    made = _grid(judgement)
+    checks = against([line.row for line in made.rows], judgement.results, judgement.required)
+    return made._replace(rows=[line._replace(against=names) for line, names in zip(made.rows, checks, strict=True)])
+
+
+def _grid(judgement: Judgement) -> Grid:
     rows = judgement.table
     if any(row.op is not None for row in rows):
         headings = ["generation", "path", "N", "first difference", "local", "B", "p", "scheduled"]
         several = len({row.arm for row in rows}) > 1
         cells = (_generation(row, named=several) for row in rows)
         return Grid(headings, list(map(GridRow, rows, cells)), [SCENARIO_LEGEND], words=2)
+    which, before = _which(rows)
     if any(row.repeat for row in rows):
-        headings = ["N", "repeat", "first difference", "p", "scheduled", "suffix"]
-        return Grid(headings, [GridRow(row, _repeat(row)) for row in rows], [REPEAT_LEGEND])
+        headings = [*which, "N", "repeat", "first difference", "p", "scheduled", "suffix"]
+        cells = ([*before(row), *_repeat(row)] for row in rows)
+        return Grid(headings, list(map(GridRow, rows, cells)), [REPEAT_LEGEND], words=len(which))
     by_content = _reads_content(judgement)
     content = ["B by content"] if by_content else []
-    headings = ["N", "first difference", "B", *content, "p", "scheduled", "suffix", "bytes per rank"]
+    headings = [*which, "N", "first difference", "B", *content, "p", "scheduled", "suffix", "bytes per rank"]
     legend = [GRID_LEGEND, CONTENT_LEGEND] if by_content else [GRID_LEGEND]
-    return Grid(headings, [GridRow(row, _reload(row, by_content=by_content)) for row in rows], legend)
+    cells = ([*before(row), *_reload(row, by_content=by_content)] for row in rows)
+    return Grid(headings, list(map(GridRow, rows, cells)), legend, words=len(which))
+
+
+def _which(rows: list[CaseRow]) -> tuple[list[str], Callable[[CaseRow], list[str]]]:
+    """Columns that tell rows of one length apart: the case of a series, and the repetition where there are several."""
+    repeated = len({row.repetition for row in rows}) > 1
+    series = any(row.case != f"N{row.tokens}" for row in rows)
+
+    def before(row: CaseRow) -> list[str]:
+        return [*([row.case] if series else []), *([number(row.repetition)] if repeated else [])]
+
+    return [*(["case"] if series else []), *(["repetition"] if repeated else [])], before
 
 
 def _reads_content(judgement: Judgement) -> bool:
@@ -164,6 +187,19 @@ def number(value: int | None) -> str:
 def plain(verdict: Verdict) -> str:
     """``not exercised``."""
     return verdict.value.replace("_", " ")
+
+
+def by_repetition(judgement: Judgement) -> list[tuple[str, str]]:
+    """Every repetition, and what it came to by itself; none where the plan has one."""
+    return [
+        (
+            f"repetition {one.repetition}",
+            plain(one.verdict)
+            + (f" by {', '.join(one.against)}" if one.against else "")
+            + f" ({one.order}: {', '.join(one.arms)})",
+        )
+        for one in judgement.repetitions
+    ]
 
 
 def reason(judgement: Judgement) -> str:

@@ -97,6 +97,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     request: str
     token_ids: list[int]
     logprobs: list[float] | None
+    margins: list[float] | None
     finish_reason: str | None
     cached_tokens: int | None
     first_token_s: float

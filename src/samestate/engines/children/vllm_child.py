@@ -7,6 +7,7 @@ the engine core has a process of its own, as vLLM's default is. Standard output 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -37,16 +38,20 @@ import vllm
 from pydantic import ValidationError
 from vllm import SamplingParams, envs
 from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import TokensPrompt
+from vllm.logprobs import Logprob
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from samestate.engines.children.connectors import transfer_config
+from samestate.engines.children.identity import own_process
 from samestate.engines.children.lifetime import end_with
 from samestate.engines.children.protocol import (
     Answer,
@@ -152,7 +157,7 @@ class Child:
             max_tokens=command.output_tokens,
             ignore_eos=command.ignore_eos,
             detokenize=False,
-            logprobs=1,
+            logprobs=2,  # the chosen token and the runner-up
         )
         begun = time.monotonic()
         requests = [self._engine.add_request(ask.request, _prompt(ask), params) for ask in command.asks]
@@ -188,7 +193,14 @@ class Child:
         return Counted(values=values, missing=[name for name in COUNTERS if name not in values])
 
     def arm(self, command: Arm) -> Armed:
-        live_faults.arm(command.fault)
+        # What was begun under one fault ends under it.
+        self._settle()
+        executor = self.core.model_executor if self.core else None
+        if isinstance(executor, MultiprocExecutor):
+            live_faults.arm(command.fault, elsewhere=(KVConnectorRole.WORKER,))
+            executor.collective_rpc(live_faults.arm_in_worker, args=(command.fault,))
+        else:
+            live_faults.arm(command.fault)
         self.stream.append(FaultArmed(fault=command.fault or "none", parameters={}))
         return Armed()
 
@@ -246,6 +258,7 @@ class Child:
         children = getattr(connector, "sub_connectors", None)
         return EngineStarted(
             engine="vllm",
+            process=own_process(),
             versions=_versions(),
             checkpoint_interval=checkpoint_interval(groups) if groups else configured_interval(config.cache_config),
             max_model_len=config.model_config.max_model_len,
@@ -269,15 +282,30 @@ def _prompt(ask: Asked) -> TokensPrompt:
 
 def _answer(request: str, output: RequestOutput, first_token_s: float) -> Answer:
     completion = output.outputs[0]
-    token_ids, logprobs = list(completion.token_ids), completion.logprobs
+    token_ids = list(completion.token_ids)
+    sampled = zip(token_ids, completion.logprobs or (), strict=bool(completion.logprobs))
+    steps = [(float(of_step[token].logprob), _runner_up(token, of_step)) for token, of_step in sampled]
+    logprobs = [chosen for chosen, _ in steps]
+    margins = [chosen - second for chosen, second in steps]
     return Answer(
         request=request,
         token_ids=token_ids,
-        logprobs=[float(d[t].logprob) for t, d in zip(token_ids, logprobs, strict=True)] if logprobs else None,
+        logprobs=_finite(logprobs),
+        margins=_finite(margins),
         finish_reason=completion.finish_reason,
         cached_tokens=output.num_cached_tokens,
         first_token_s=first_token_s,
     )
+
+
+def _runner_up(token: int, of_step: dict[int, Logprob]) -> float:
+    """The largest log-probability but that of `token`; minus infinity where there is none."""
+    return max((float(one.logprob) for other, one in of_step.items() if other != token), default=-math.inf)
+
+
+def _finite(values: list[float]) -> list[float] | None:
+    """JSON has no NaN, which is what a model makes of a page that was never written."""
+    return values if values and all(map(math.isfinite, values)) else None
 
 
 def _engine_with_own_core(args: EngineArgs, stream_dir: Path, arm: str) -> LLMEngine:

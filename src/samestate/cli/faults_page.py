@@ -1,0 +1,49 @@
+"""The page of the catalogue, docs/faults.md: each fault, who reported it, what caught it when it was simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from samestate.cli.outcomes import Outcome, counts, named
+
+_HEAD = """\
+# Faults that can be injected
+
+Kinds of faults that public systems had, each re-created in samestate's own code, to be caught by a check. This page is
+made by `samestate faults --clean 0 --markdown`, which runs every fault on the simulated engine. With `--engine vllm`
+those marked vLLM are armed in a running engine. Where a kind acts and which finding must name it lies in
+`src/samestate/faults/catalogue.toml`. Rank, group and boundary are those of the small exercises on which the faults
+run (`src/samestate/lab/exercises.py`).
+
+{counts}
+
+"""
+_GITHUB = "https://github.com"
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """The page as Markdown. Two runs of the same faults make the same page: there are no times in it."""
+    lines = [
+        "| fault | what it does | public reports | first check that fired | it named | also fired | vLLM |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [_row(one) for one in outcomes]
+    said = counts(outcomes, 0, 0).partition(";")[0] + "."
+    return _HEAD.format(counts=said) + "\n".join(lines) + "\n"
+
+
+def _row(one: Outcome) -> str:
+    best = one.best
+    found = f"`{best.check}`: `{best.finding.code}`" if best else "**not caught**"
+    place = "only that tokens differ" if one.only_tokens else named(best.finding) if best else "–"
+    reports = ", ".join(map(_link, one.fault.reports))
+    others = ", ".join(f"`{check}`" for check in one.others)
+    live = "yes" if "vllm" in one.fault.engines else ""
+    summary = one.fault.summary.replace("|", "\\|")
+    return f"| `{one.fault.name}` | {summary} | {reports} | {found} | {place} | {others} | {live} |"
+
+
+def _link(report: str) -> str:
+    """``vllm-project/vllm#51094`` as a link; GitHub leads from issues to pull requests by itself."""
+    repository, _, number = report.partition("#")
+    return f"[{repository.partition('/')[2]}#{number}]({_GITHUB}/{repository}/issues/{number})"
