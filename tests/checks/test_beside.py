@@ -170,6 +170,13 @@ def test_what_a_server_left_behind_is_said_and_not_judged(tmp_path: Path) -> Non
     assert result.summary.endswith("3 shared-memory segments left behind")
 
 
+def test_a_server_left_running_for_nobody_fails(tmp_path: Path) -> None:
+    run = beside()
+    b.edit(run.client(), r.ServiceStopped, {"kept": True})
+    finding = b.only(run.judge(tmp_path / "a"), SERVICES)
+    assert (finding.code, finding.verdict, finding.place.arm) == ("service_left_running", Verdict.FAIL, "candidate")
+
+
 @pytest.mark.parametrize(
     ("service", "continues", "codes"),
     [

@@ -115,6 +115,7 @@ def services(history: History) -> CheckResult:
     findings: list[Finding] = []
     for arm in served:
         findings += _service(arm, planned.get(arm.name))
+        findings += _left_running(history, arm)
     over = [seen.rec for arm in served for seen in arm.services_over]
     named = sorted({f"{seen.rec.service} {seen.rec.version}".rstrip() for arm in served for seen in arm.services})
     leftovers = sum(rec.leftovers for rec in over)
@@ -163,6 +164,16 @@ def _service(arm: ArmHistory, plan: ArmPlan | None) -> Iterator[Finding]:
         if not over.rec.alive:
             message = f"arm {arm.name}: its server no longer answered when the last operation was over"
             yield unknown("service_died", message, place, [over.where])
+
+
+def _left_running(history: History, arm: ArmHistory) -> Iterator[Finding]:
+    """A server is left running for the arm that follows, and for nobody else."""
+    if any(history.follows(planned.name) == arm.name for planned in history.plan.arms):
+        return
+    for over in arm.services_over:
+        if over.rec.kept:
+            message = f"arm {arm.name}: its server was left running, and no planned arm follows"
+            yield fail("service_left_running", message, Place(arm=arm.name), [over.where])
 
 
 def _around(arm: ArmHistory, place: Place) -> Iterator[Finding]:

@@ -58,17 +58,18 @@ NESTED = {
     "place": "group:integer block:integer",
     "patched_function": "module:text qualname:text source_sha256:hash",
     "arm_plan": "name:slug connector:none|native|dictionary|lmcache release=:text? options=:scalar{} repair=:slug? "
-    "follows=:slug? service=:kept|restarted",
+    "follows=:slug? service=:kept|restarted settings=:scalar{}",
     "engine_plan": "model:text settings:scalar{} external_cache_bytes:integer serve_args=:text[] "
     "core=:here|own-process",
     "instrument_plan": "audit_level:metadata|digest|poison save_delay_ms:integer",
     "expected_layout": "transfer_groups:count entries:count",
     "analyzer_pin": "id:slug source_sha256:hash?",
-    "prompt_plan": "name:slug tokens:text shares=:slug? shared=:text?",
+    "prompt_plan": "name:slug tokens:text shares=:slug? shared=:text? continues=:slug? answer=:kept|stripped? "
+    "thinking=:count?",
     "step_plan": "prompts=:slug[] reset=:bool salt=:text? output_tokens=:count? "
     "path=:any|cold|local|external|mixed arm=:slug",
     "series_plan": "name:slug template:slug lengths:text[] output_tokens:count",
-    "input": "case:text role:text tokens:int sha256:hash",
+    "input": "case:text role:text tokens:int sha256:hash?",
     "model": "name:text files:hash{} sha256:hash",
 }
 PLAN = (
@@ -1446,7 +1447,14 @@ CONTROL_DECIDERS: dict[str, Any] = {
 }
 """Fields of a plan that decide what its control computes, and what one that is not written stands for."""
 ENGINE_DEFAULTS: dict[str, Any] = {"serve_args": [], "core": "here"}
-ARM_DEFAULTS: dict[str, Any] = {"release": None, "options": {}, "repair": None, "follows": None, "service": "kept"}
+ARM_DEFAULTS: dict[str, Any] = {
+    "release": None,
+    "options": {},
+    "repair": None,
+    "follows": None,
+    "service": "kept",
+    "settings": {},
+}
 
 
 def plan_identity(question: Question) -> Result:
@@ -1967,6 +1975,9 @@ def services(question: Question) -> Result:
             examined += 1
             findings += served(f"arm {arm.name}", plan, starts, ends)
             findings += around(f"arm {arm.name}", arm, starts, ends)
+            follows = any(one.get("follows") == arm.name for one in question.plan["arms"])
+            if any(seen.rec["kept"] for seen in ends) and not follows:
+                findings.append((FAIL, f"arm {arm.name}: its server was left running, and no planned arm follows"))
     if not examined:
         findings.append((NOT_EXERCISED, "no arm needs a server beside its engine, and none is recorded"))
     return conclude(check, findings, examined, f"{examined} arms with a server")
