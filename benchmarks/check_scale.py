@@ -161,7 +161,7 @@ def show(points: list[Point], console: Console, title: str) -> None:
     if last is not first:
         grown = (last.best.peak_mib - first.best.peak_mib) * 2**20
         line = f"memory grows by {grown / (last.page_rows - first.page_rows):.1f} bytes a page row"
-        if last.operations > first.operations:
+        if last.operations >= 2 * first.operations:
             line += f", {grown / (last.operations - first.operations) / 1000:.1f} kB a generation"
         console.print(line)
 
@@ -175,7 +175,7 @@ def main() -> int:
     parser.add_argument("--convert", action="store_true")
     parser.add_argument("--out", type=Path, metavar="DIR")
     options = parser.parse_args()
-    console, before = Console(), machine()
+    console, before = Console(width=110), machine()
     points: list[Point] = []
     with tempfile.TemporaryDirectory() as scratch, Progress(console=Console(file=sys.stderr), transient=True) as bar:
         for rows in bar.track(sorted(options.rows), description="sizes"):
