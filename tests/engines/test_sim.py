@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from samestate.engines.base import EngineError, EngineSpec, Generation
+from samestate.engines.base import Ask, EngineError, EngineSpec, Generation
 from samestate.engines.sim import EOS, Conduct, SimEngine, chunk_end
 from samestate.evidence import records as r
 from samestate.evidence.stream import Defect, read_stream
@@ -224,6 +225,62 @@ def test_an_external_tier_that_is_too_small_misses_and_stays_right(tmp_path: Pat
     with running(spec) as engine:
         cold, reload = cold_and_reload(engine, 2 * C + 1)
     assert reload == cold._replace(request=reload.request)
+
+
+def test_a_batch_shares_steps_and_answers_as_each_does_alone(tmp_path: Path) -> None:
+    prompts = [prompt(2 * C + 1), prompt(C + 3, seed=1), prompt(3 * C, seed=2)]
+    with running(spec_of(tmp_path / "alone")) as engine:
+        alone = [generate(engine, ids).token_ids for ids in prompts]
+    with running(spec_of(tmp_path / "batch", max_num_batched_tokens=4 * C)) as engine:
+        together = engine.generate([Ask(f"r{index}", ids) for index, ids in enumerate(prompts)], 8, 42, True)
+    assert [answer.token_ids for answer in together] == alone
+    batches = [rec for rec in read(tmp_path / "batch", "scheduler") if isinstance(rec, r.BatchScheduled)]
+    assert max(len(batch.rows) for batch in batches) == 3
+    assert all(sum(row.scheduled for row in batch.rows) <= 4 * C for batch in batches)
+
+
+def test_who_has_no_room_is_preempted_and_computed_again(tmp_path: Path) -> None:
+    prompts = [prompt(2 * C - 2), prompt(2 * C - 2, seed=1)]
+    with running(spec_of(tmp_path / "alone")) as engine:
+        alone = [generate(engine, ids).token_ids for ids in prompts]
+    with running(spec_of(tmp_path / "batch", num_gpu_blocks_override=14)) as engine:
+        together = engine.generate([Ask(f"r{index}", ids) for index, ids in enumerate(prompts)], 8, 42, True)
+        preemptions = engine.counters().values[r.PREEMPTIONS]
+    assert [answer.token_ids for answer in together] == alone
+    batches = [rec for rec in read(tmp_path / "batch", "scheduler") if isinstance(rec, r.BatchScheduled)]
+    assert {name for batch in batches for name in batch.preempted} == {together[1].request}
+    assert preemptions == 1
+
+
+def test_drafts_change_the_steps_and_not_the_answer(tmp_path: Path) -> None:
+    with running(spec_of(tmp_path / "plain")) as engine:
+        plain = generate(engine, prompt(2 * C + 1), output=20)
+    with running(spec_of(tmp_path / "drafts", num_speculative_tokens=3)) as engine:
+        drafted = generate(engine, prompt(2 * C + 1), output=20)
+    assert drafted.token_ids == plain.token_ids
+    rows = [
+        rec.rows[0]
+        for rec in read(tmp_path / "drafts", "scheduler")
+        if isinstance(rec, r.BatchScheduled) and rec.source is r.BatchSource.SCHEDULER
+    ]
+    advances = {after.start - row.start for row, after in pairwise(rows) if row.drafted == 3}
+    assert len(advances) > 1, "some drafts are accepted and some are not"
+    assert 1 <= min(advances) < max(advances) <= 4
+
+
+def test_a_fault_acts_while_it_is_armed_and_not_after(tmp_path: Path) -> None:
+    with running(spec_of(tmp_path)) as engine:
+        cold = generate(engine, prompt(2 * C + 1)).token_ids
+        answers = []
+        for fault in ("lose-attention", None):
+            engine.reset_local_cache()
+            engine.arm_fault(fault)
+            answers.append(generate(engine, prompt(2 * C + 1)).token_ids)
+        with pytest.raises(EngineError, match="has only"):
+            engine.arm_fault("no-such")
+    assert answers[0] != cold and answers[1] == cold
+    armed = [rec.fault for rec in read(tmp_path, "scheduler") if isinstance(rec, r.FaultArmed)]
+    assert armed == ["lose-attention"]
 
 
 def test_early_tokens_are_remembered(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ LOADS: dict[str, set[str]] = {
     "halves-swapped": {ARRIVED_OTHER},
     "read-during-eviction": {ARRIVED_OTHER},
     "short-copy": {ARRIVED_OTHER, SENTINEL_LEFT},
+    "wide-column": {ARRIVED_OTHER, SENTINEL_LEFT},
     "missing-entry": {ARRIVED_OTHER, SENTINEL_LEFT},
     "early-load-complete": {ARRIVED_OTHER, SENTINEL_LEFT},
     "swallowed-load-failure": {ARRIVED_OTHER, SENTINEL_LEFT},

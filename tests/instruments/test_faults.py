@@ -17,8 +17,8 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from samestate.cache.host_worker import PageCopies
 from samestate.faults.catalogue import faults_on
 from samestate.instruments import faults
+from samestate.instruments.key_faults import SaltIgnored, ShortHash
 from samestate.instruments.live_faults import LIVE_FAULTS, Armoury
-from samestate.instruments.lookup_faults import SaltIgnored, ShortHash
 from samestate.instruments.page_faults import GroupOrder, orders, specs
 from samestate.plans.drills import DRILLS, RANK_DRILLS
 
@@ -35,7 +35,7 @@ def test_the_catalogue_says_which_faults_can_be_armed_on_vllm() -> None:
 
 def test_an_unknown_fault_is_refused_by_name() -> None:
     for arm in (Armoury().arm, Armoury().arm_at_start):
-        with pytest.raises(faults.FaultError, match=r"'no-such': not available on vLLM; use one of attention-only, "):
+        with pytest.raises(faults.FaultError, match=r"'no-such': not available on vLLM; use one of .*zero-page$"):
             arm("no-such")
 
 

@@ -49,6 +49,7 @@ SHOWN: dict[str, set[str]] = {
         "state_never_computed",
         "tokens_differ",
     },
+    "attach-changes-lookup": {"state_never_computed", "tokens_differ"},
     "stored-never-served": {"stored_not_served"},
     "third-sighting": {"stored_not_served"},
     "sync-load": {"state_read_before_load", "tokens_differ"},
@@ -76,6 +77,7 @@ SHOWN: dict[str, set[str]] = {
     "halves-swapped": {"destination_differs", "tokens_differ"},
     "short-copy": {"sentinel_left", *DAMAGED},
     "neighbour-write": {"guard_changed"},
+    "wide-column": {"sentinel_left", *DAMAGED},
     # Under either salt the tokens, and so the states, are the same.
     "salt-ignored": {"content_not_credited", "foreign_salt", "not_saved_here"},
     "short-hash": {"never_computed", "not_saved_here", *FOREIGN},
@@ -113,6 +115,7 @@ NAMED: dict[str, At] = {
     "boundary-dip": At(boundary=C),
     "past-shared-prefix": At("c.1"),
     "joint-truncation": At("b.1"),
+    "attach-changes-lookup": At("b.1"),
     "wrong-grid": At("b.2"),
     "null-block-saved": At("a.1"),
     "scratch-saved": At("a.1"),

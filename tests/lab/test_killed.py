@@ -127,7 +127,7 @@ def test_killed_while_it_starts_and_while_its_archive_grows(sim: list[object], t
         runs = list(pool.map(killed, moments))
     sizes = [size_of(run.out) for run in runs]
     # The moments are spread, or less would be looked at than it says above.
-    assert min(sizes) < 0 and len({10 * max(0, reached) // size for reached in sizes}) >= 8, sizes
+    assert min(sizes) < 0 and len({10 * max(0, reached) // size for reached in sizes}) >= 5, sizes
     for run in runs:
         holds(run, lambda out: command("run", "boundary", *sim, "--out", out))
 

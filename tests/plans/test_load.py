@@ -33,9 +33,12 @@ SOURCE = "ab" * 32
 SHIPPED_NAMES = [
     "boundary",
     "boundary-instrumented",
+    "cacheability",
     "churn",
     "continuation",
+    "conversation",
     "local-hit",
+    "pressure",
     "shared-prefix",
     "shared-prefix-restart",
     "shared-prefix-steps",

@@ -29,14 +29,23 @@ def sample(folder: Path) -> str:
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text("{}")
     plan = yaml.safe_load((files("samestate.plans") / "shipped/boundary-instrumented.yaml").read_text())
-    plan["expected_layout"] = {"transfer_groups": 2, "entries": 2}  # what the simulated engine has
     plan["instruments"]["save_delay_ms"] = 1
-    (folder / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
     _run(["boundary", "--out", folder / "clean"], checkpoint, expected=0)
+    plan["expected_layout"] = {"transfer_groups": 1, "entries": 1}
+    (folder / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+    _run([folder / "plan.yaml", "--control", folder / "clean", "--out", folder / "once"], checkpoint, expected=3)
+    plan["expected_layout"] = _layout(folder / "once")
+    (folder / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
     fault = ["--fault", "full-lookup", "--control", folder / "clean"]
     _run([folder / "plan.yaml", *fault, "--out", folder / "faulty"], checkpoint, expected=1)
     archive = Archive.open(folder / "faulty")
     return html(report(judge(archive), History.read(archive)), archive.root, None)
+
+
+def _layout(archive: Path) -> dict[str, int]:
+    """That of the simulated engine: the plan's own is a real one's."""
+    (registered,) = History.read(Archive.open(archive)).arm("candidate").ranks.values()
+    return {"transfer_groups": len(registered.rec.transfer_groups), "entries": len(registered.rec.entries)}
 
 
 def _run(arguments: list[str | Path], checkpoint: Path, expected: int) -> None:

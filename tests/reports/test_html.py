@@ -32,9 +32,11 @@ def test_the_verdict_comes_first_and_every_part_follows(faulted: Archive) -> Non
     ids = [attributes["id"] for _, attributes in reader.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     sections = [
-        name for name in ids if name in {"verdict", "cases", "checks", "findings", "requests", "pages", "scope"}
+        name
+        for name in ids
+        if name in {"verdict", "cases", "checks", "findings", "requests", "pages", "times", "scope"}
     ]
-    assert sections == ["verdict", "cases", "checks", "findings", "requests", "pages", "scope"]
+    assert sections == ["verdict", "cases", "checks", "findings", "requests", "pages", "times", "scope"]
     words = text(reader)
     assert re.search(r"Verdict: .*fail", words)
     assert "Fault injected: full-lookup" in words
@@ -52,6 +54,12 @@ def test_links_inside_the_page_lead_somewhere(faulted: Archive) -> None:
     assert set(inside) <= ids
     labels = [attributes["aria-labelledby"] for _, attributes in reader.elements if "aria-labelledby" in attributes]
     assert set(labels) <= ids
+
+
+def test_a_failing_row_names_its_checks_and_leads_to_them(faulted: Archive) -> None:
+    row = re.search(r'<tr class="tone-fail">.*?</tr>', page(faulted)[page(faulted).index('class="cases"') :])
+    assert row is not None and '<a href="#check-boundary">boundary</a>' in row[0] and "paired-equality" in row[0]
+    assert page(faulted).count(">by <a") == 1
 
 
 def test_evidence_links_lead_to_files_of_the_archive(faulted: Archive, tmp_path: Path) -> None:

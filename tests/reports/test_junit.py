@@ -48,6 +48,8 @@ def test_a_fault_is_red_where_it_is(faulted: Archive) -> None:
     assert found["boundary.checks/integrity"] == found["boundary.cases/N33"] == "passed"
     failure = next(case for case in root.iter("testcase") if case.get("name") == "boundary").find("failure")
     assert failure is not None and failure.text is not None
+    row = next(case for case in root.iter("testcase") if case.get("name") == "N32").find("failure")
+    assert row is not None and "; by boundary, " in row.get("message", "")
     assert "retained_lookup_boundary" in failure.text and "arms/candidate/worker-0.jsonl:" in failure.text
     properties = {one.get("name"): one.get("value") for one in root.iter("property")}
     assert properties["fault"] == "full-lookup" and properties["C"] == "16 tokens"

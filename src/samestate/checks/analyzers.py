@@ -22,7 +22,9 @@ from samestate.checks import (
     each,
     equality,
     failures,
+    floor,
     geometry,
+    hit_length,
     integrity,
     layout,
     local_hit,
@@ -36,11 +38,13 @@ from samestate.checks import (
     ranks,
     repetitions,
     resets,
+    resumptions,
     reuse,
     scenario,
     settings,
     steps,
     transfers,
+    turns,
 )
 from samestate.checks.base import Check, CheckResult, Verdict
 from samestate.checks.boundary import CHECK as BOUNDARY
@@ -57,7 +61,15 @@ from samestate.plans.scenarios import CONTROL
 
 _DECIDING_SOURCES = {
     "samestate.checks": None,
-    "samestate.plans": {"lending.py", "lengths.py", "model.py", "operations.py", "repetitions.py", "scenarios.py"},
+    "samestate.plans": {
+        "lending.py",
+        "lengths.py",
+        "model.py",
+        "operations.py",
+        "repetitions.py",
+        "scenarios.py",
+        "turns.py",
+    },
     "samestate.evidence": {
         "archive.py",
         "canonical.py",
@@ -321,6 +333,9 @@ BOUNDARY_V1 = "boundary-v1"
 BOUNDARY_INSTRUMENTED_V1 = "boundary-instrumented-v1"
 LOCAL_HIT_V1 = "local-hit-v1"
 SHARED_PREFIX_V1 = "shared-prefix-v1"
+PRESSURE_V1 = "pressure-v1"
+CONVERSATION_V1 = "conversation-v1"
+CACHEABILITY_V1 = "cacheability-v1"
 
 
 def _foundations(analyzer_id: str) -> dict[str, Check]:
@@ -384,6 +399,30 @@ def _shared_prefix_checks(analyzer_id: str) -> dict[str, Check]:
     }
 
 
+def _floor_equality(history: History) -> CheckResult:
+    return floor.floor_equality(history, provenance.impossible(history))
+
+
+def _floor_checks(analyzer_id: str) -> dict[str, Check]:
+    """Those of shared prefixes, but outputs may part from cold where company alone explains it, which is no pass."""
+    checks = {floor.FLOOR: floor.floor, floor.EQUALITY: _floor_equality, **_shared_prefix_checks(analyzer_id)}
+    del checks[scenario.COLD_EQUALITY]
+    return checks
+
+
+def _pressure_checks(analyzer_id: str) -> dict[str, Check]:
+    needed: dict[str, Check] = {counters.CHECK: counters.preemptions_needed, resumptions.CHECK: resumptions.resumptions}
+    return _floor_checks(analyzer_id) | needed
+
+
+def _conversation_checks(analyzer_id: str) -> dict[str, Check]:
+    return _floor_checks(analyzer_id) | {turns.CHECK: turns.turns}
+
+
+def _cacheability_checks(analyzer_id: str) -> dict[str, Check]:
+    return _shared_prefix_checks(analyzer_id) | {hit_length.CHECK: hit_length.hit_length}
+
+
 _BESIDE: dict[str, Check] = {beside.INTERVENTION: beside.intervention, beside.SERVICES: beside.services}
 _REPEATED: dict[str, Check] = {
     repetitions.CHECK: repetitions.repetitions,
@@ -407,6 +446,8 @@ _PAGE_CHECKS: dict[str, Check] = {
 }
 """Of the bytes themselves. None stands for another (requirement 41)."""
 
+_WHERE_A_SCENARIO_MEETS_IT = (*_WHERE_IT_COMES_UP, poison.CHECK, cacheability.CHECK, ranks.CHECK, resets.CHECK)
+
 ANALYZERS: dict[str, Analyzer] = {
     BOUNDARY_V1: Analyzer(BOUNDARY_V1, _boundary_checks(BOUNDARY_V1)),
     BOUNDARY_INSTRUMENTED_V1: Analyzer(
@@ -416,7 +457,22 @@ ANALYZERS: dict[str, Analyzer] = {
         SHARED_PREFIX_V1,
         _shared_prefix_checks(SHARED_PREFIX_V1),
         scenario.scenario_table,
-        conditional=(*_WHERE_IT_COMES_UP, poison.CHECK, cacheability.CHECK, ranks.CHECK, resets.CHECK),
+        conditional=_WHERE_A_SCENARIO_MEETS_IT,
+    ),
+    PRESSURE_V1: Analyzer(
+        PRESSURE_V1, _pressure_checks(PRESSURE_V1), floor.floor_table, conditional=_WHERE_A_SCENARIO_MEETS_IT
+    ),
+    CONVERSATION_V1: Analyzer(
+        CONVERSATION_V1,
+        _conversation_checks(CONVERSATION_V1),
+        floor.floor_table,
+        conditional=_WHERE_A_SCENARIO_MEETS_IT,
+    ),
+    CACHEABILITY_V1: Analyzer(
+        CACHEABILITY_V1,
+        _cacheability_checks(CACHEABILITY_V1),
+        scenario.scenario_table,
+        conditional=tuple(check for check in _WHERE_A_SCENARIO_MEETS_IT if check != cacheability.CHECK),
     ),
     LOCAL_HIT_V1: Analyzer(LOCAL_HIT_V1, _local_hit_checks(LOCAL_HIT_V1), local_hit.repeat_table, two_arms=False),
 }

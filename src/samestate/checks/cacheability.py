@@ -15,7 +15,7 @@ from samestate.checks.base import CheckResult, Finding, Verdict
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.layout import RankLayout
 from samestate.checks.prefixes import Prefixes
-from samestate.checks.scenario import Generation, generations, lineage
+from samestate.checks.scenario import Generation, generations
 from samestate.checks.verdicts import conclude, fail, unknown
 
 CHECK = "cacheability"
@@ -39,7 +39,7 @@ def cacheability(history: History) -> CheckResult:
     findings: list[Finding] = []
     examined = served = 0
     for arm in history.candidates:
-        store = _Store(history, arm)
+        store = Store(history, arm)
         for one in generations(history, [arm]):
             stored = store.longest(one)
             if stored is None:
@@ -71,8 +71,8 @@ def _served(history: History, one: Generation, stored: Stored) -> Iterator[Findi
     yield (fail if history.whole(one.arm.name) else unknown)("stored_not_served", message, place, evidence)
 
 
-class _Store:
-    """What an arm, and those whose cache it finds, saved."""
+class Store:
+    """What an arm saved. What another arm did, whose cache it should find, may have died with that arm's engine."""
 
     def __init__(self, history: History, arm: ArmHistory) -> None:
         self._prefixes = Prefixes(history, arm)
@@ -81,19 +81,16 @@ class _Store:
         self._saved: dict[Page, list[int]] = {}
         """When saves of a page were completed, in order."""
         times: list[tuple[int, int]] = []
-        for owner in lineage(history, arm):
-            prefixes = Prefixes(history, owner)
-            for (rank, request), saves in owner.saves.done.items():
-                layout = self._layouts.get(rank)
-                for one in saves if layout else ():
-                    assert layout is not None
-                    times.append(
-                        (one.completed_ns, self._padded(layout, one.part.group) * len(layout.blocks(one.part)))
-                    )
-                    for index in layout.blocks(one.part):
-                        digest = prefixes.digest(request, (index + 1) * self._size(layout, one.part.group))
-                        if digest is not None:
-                            self._saved.setdefault((rank, one.part.group, digest), []).append(one.completed_ns)
+        for (rank, request), saves in arm.saves.done.items():
+            layout = self._layouts.get(rank)
+            for one in saves if layout else ():
+                assert layout is not None
+                group, blocks = one.part.group, layout.blocks(one.part)
+                times.append((one.completed_ns, self._padded(layout, group) * len(blocks)))
+                for index in blocks:
+                    digest = self._prefixes.digest(request, (index + 1) * self._size(layout, group))
+                    if digest is not None:
+                        self._saved.setdefault((rank, group, digest), []).append(one.completed_ns)
         times.sort()
         self._times = [t for t, _ in times]
         self._bytes = [0]

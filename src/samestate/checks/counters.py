@@ -27,6 +27,34 @@ def preemptions_shown(history: History) -> CheckResult:
     return conclude(CHECK, unclear, unit="operations", examined=examined, summary=summary)
 
 
+def preemptions_needed(history: History) -> CheckResult:
+    """The same, where preemptions are what is tested: one of a candidate at least, by counter and by rows."""
+    findings, examined, readable = _counted(history)
+    kept = [finding for finding in findings if finding.code != "preempted"]
+    requests = {(arm.name, request) for arm in history.candidates for request in arm.preempted}
+    counted = sum(_grown(history, arm.name) for arm in history.candidates)
+    if not requests and not counted:
+        kept.append(unknown("never_preempted", "no request of a candidate was preempted: nothing was tested"))
+    elif not requests or not counted:
+        message = (
+            f"{PREEMPTIONS} counts {counted:.0f} of candidates, the scheduler's rows name {len(requests)} requests"
+        )
+        kept.append(unknown("counter_disagrees", message))
+    summary = (
+        f"{readable}/{examined} operations readable; candidates: {counted:.0f} preemptions of {len(requests)} requests"
+    )
+    return conclude(CHECK, kept, unit="operations", examined=examined, summary=summary)
+
+
+def _grown(history: History, name: str) -> float:
+    """What the counter grew by over an arm's operations; those that were handed in together count once."""
+    arm, units = history.arm(name), {}
+    for case in history.cases(name):
+        for op in case.operations:
+            units[op.together or op.op] = arm.counter(op.op, PREEMPTIONS) or 0.0
+    return sum(units.values())
+
+
 def _counted(history: History) -> tuple[list[Finding], int, int]:
     """Findings, operations, and how many of them could be read."""
     findings: list[Finding] = []

@@ -13,6 +13,7 @@ from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.seen import Seen
 from samestate.checks.traces import traces
+from samestate.checks.turns import known_inputs
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence import records as r
 from samestate.evidence.canonical import sha256_hex
@@ -24,7 +25,7 @@ CHECK = "coverage"
 
 def coverage(history: History) -> CheckResult:
     """Compare each arm's operations with the plan; imported arms are held to the same."""
-    inputs = {(given.case, given.role): given for given in history.resolved.inputs}
+    inputs = {(given.case, given.role): given for given in known_inputs(history)}
     findings: list[Finding] = []
     summaries: list[str] = []
     examined = 0
@@ -154,6 +155,10 @@ class _Arm:
         given = self._inputs.get((case, op.role)) if op.role else None
         if op.role and given is None:
             yield self._unknown("missing_input", f"resolved.json names no {op.role} of case {case}", op.op)
+            return
+        if given is not None and given.sha256 is None:
+            message = f"{op.op} continues an answer of the control that is not recorded: what it is asked is not known"
+            yield self._unknown("missing_answer", message, op.op, [seen.where])
             return
         tokens, digest = (given.tokens, given.sha256) if given else (0, None)
         if rec.prompt_tokens != tokens:

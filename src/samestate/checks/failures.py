@@ -1,7 +1,8 @@
 """``failures``: what failed is not used.
 
-No request goes on from a load that failed, and no load brings a page whose save did. That a load or a save fails is no fault of state reuse, if what depends on it does without. Which page a failed save was
-to store is known where pages are read.
+No request goes on from a load that failed, and no load brings a page whose save did. That a load or a save fails is no
+fault of state reuse, if what depends on it does without. Which page a failed save was to store is known where pages
+are read.
 """
 
 from __future__ import annotations

@@ -9,14 +9,17 @@ from typing import NamedTuple
 from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.equality import first_difference
 from samestate.checks.history import REFERENCE, ArmHistory, History
+from samestate.checks.turns import known_inputs
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.canonical import canonical_json, sha256_hex, token_digest
 from samestate.plans.lending import objection
-from samestate.plans.operations import operation_ids, planned_inputs, shared_lengths
+from samestate.plans.operations import beginnings, operation_ids, planned_inputs
 from samestate.plans.repetitions import repeated_arms
 from samestate.plans.scenarios import CONTROL
+from samestate.plans.turns import OWN, continuing
 
 CHECK = "plan-identity"
+TARGET = "target"
 
 
 class Running(NamedTuple):
@@ -88,7 +91,7 @@ def _expansion(history: History) -> Iterator[Finding]:
     """`resolved.json` holds what the plan expands to at this C."""
     resolved, plan = history.resolved, history.plan
     inputs = planned_inputs(plan, resolved.checkpoint_interval)
-    lengths = [one.tokens for one in inputs if one.role == "target"]
+    lengths = [one.tokens for one in inputs if one.role == TARGET]
     if resolved.lengths != lengths:
         yield fail("wrong_lengths", f"resolved.json has lengths {resolved.lengths}, the plan gives {lengths}")
     if resolved.operations != operation_ids(plan, resolved.checkpoint_interval):
@@ -97,13 +100,21 @@ def _expansion(history: History) -> Iterator[Finding]:
     given = [(one.case, one.role, one.tokens) for one in resolved.inputs]
     if set(given) != expected or len(given) != len(expected):
         yield fail("wrong_inputs", f"resolved.json names {len(given)} inputs, other than the {len(expected)} planned")
+    turns = {prompt.name for prompt in continuing(plan)}
+    for one in resolved.inputs:
+        if (one.sha256 is None) != (one.role == TARGET and one.case in turns):
+            message = f"the {one.role} of {one.case} is {'not ' if one.sha256 is None else ''}fixed in resolved.json"
+            yield fail("wrong_inputs", f"{message}: only what continues an answer is made later", Place(case=one.case))
 
 
 def _inputs(history: History) -> Iterator[Finding]:
-    for one in history.resolved.inputs:
+    for one in known_inputs(history):
         place = Place(case=one.case)
-        ids = history.inputs.get(one.sha256)
-        if ids is None:
+        ids = history.inputs.get(one.sha256 or "")
+        if one.sha256 is None:
+            message = f"{one.case} continues an answer of the control that is not recorded whole"
+            yield unknown("missing_answer", message, place)
+        elif ids is None:
             yield unknown("missing_input", f"inputs.json lacks the {one.role} of {one.case}", place)
         elif token_digest(ids) != one.sha256:
             yield fail("wrong_input", f"the {one.role} of {one.case} is not what its digest says", place)
@@ -123,7 +134,7 @@ def _shared_checkpoints(history: History) -> Iterator[Finding]:
         return
     owners: dict[tuple[int, ...], tuple[str, str]] = {}
     for one in history.resolved.inputs:
-        ids = history.inputs.get(one.sha256)
+        ids = history.inputs.get(one.sha256 or "")
         if ids is None or len(ids) < c:
             continue
         owner = owners.setdefault(tuple(ids[:c]), (one.case, one.role))
@@ -133,8 +144,12 @@ def _shared_checkpoints(history: History) -> Iterator[Finding]:
 
 
 def _shared_as_planned(history: History, c: int) -> Iterator[Finding]:
-    shared = shared_lengths(history.plan, c)
-    ids = {one.case: history.inputs[one.sha256] for one in history.resolved.inputs if one.sha256 in history.inputs}
+    shared = beginnings(history.plan, c)
+    ids = {
+        one.case: history.inputs[one.sha256]
+        for one in known_inputs(history)
+        if one.role != OWN and one.sha256 is not None and one.sha256 in history.inputs
+    }
     for case, other in combinations(ids, 2):
         planned = _planned_beginning(shared, ids, case, other)
         alike = first_difference(ids[case], ids[other])

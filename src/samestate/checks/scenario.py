@@ -7,7 +7,7 @@ reused cannot be right (`provenance`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place, Verdict
@@ -132,27 +132,48 @@ def neighbours(generation: Generation, others: Sequence[Generation]) -> list[str
     ]
 
 
-def cold_equality(history: History, impossible: set[tuple[str, str]]) -> CheckResult:
+class Excuse(NamedTuple):
+    """Why unequal tokens are no evidence of a wrong state."""
+
+    code: str
+    message: str
+
+
+Excused = Callable[[Generation, int], Excuse | None]
+"""Of a generation and the first token that differs; None: nothing excuses it."""
+
+
+def cold_equality(
+    history: History,
+    impossible: set[tuple[str, str]],
+    check: str = COLD_EQUALITY,
+    excused: Excused = lambda one, difference: None,
+) -> CheckResult:
     """Every generation of every candidate against the cold one, token by token.
 
-    `impossible`: arm and operation of those whose reused state cannot be right.
+    `impossible`: arm and operation of those whose reused state cannot be right. `excused`: differences that are
+    unknown, whatever their steps, under codes of their own.
     """
     checked = generations(history, history.candidates)
     findings: list[Finding] = []
     equal, wrong = 0, ""
     for generation in checked:
-        found = list(_equal(history, generation, checked, impossible))
+        found = list(_equal(history, generation, checked, impossible, excused))
         equal += not found
         findings += found
-        difference = _difference(history, generation)
+        difference = first_unequal(history, generation)
         if difference is not None and not wrong:
             wrong = f"; first wrong: {generation.op.op} (N={generation.tokens}) at token {difference}"
     summary = f"{equal}/{len(checked)} generations equal to cold{wrong}"
-    return conclude(COLD_EQUALITY, findings, unit="comparisons", examined=len(checked), summary=summary)
+    return conclude(check, findings, unit="comparisons", examined=len(checked), summary=summary)
 
 
 def _equal(
-    history: History, one: Generation, others: Sequence[Generation], impossible: set[tuple[str, str]]
+    history: History,
+    one: Generation,
+    others: Sequence[Generation],
+    impossible: set[tuple[str, str]],
+    excused: Excused,
 ) -> Iterator[Finding]:
     cold_name = cold_op(one.prompt)
     cold, output = history.arm(CONTROL).output(cold_name), one.output
@@ -168,13 +189,16 @@ def _equal(
     planned = one.op.output_tokens
     yield from wrong_length(history, f"arm {CONTROL}: {cold_name}", cold, history.plan.output_tokens, one.place)
     yield from wrong_length(history, one.name, output, planned, one.place)
-    difference = _difference(history, one)
+    difference = first_unequal(history, one)
     if difference is None:
         return
     p = one.first.start if one.first else "?"
     message = f"{one.name} (N={one.tokens}, {p} tokens reused) differs from {cold_name} from token {difference} on"
     if (one.arm.name, one.op.op) in impossible:
         yield fail("tokens_differ", f"{message}: what was reused cannot be its state", one.place, evidence)
+        return
+    if excuse := excused(one, difference):
+        yield unknown(excuse.code, f"{message}: {excuse.message}", one.place, evidence)
         return
     beside = neighbours(one, others)
     # A shorter output has fewer steps: only those that both have can part.
@@ -190,7 +214,8 @@ def _equal(
         yield fail("tokens_differ", message, one.place, evidence)
 
 
-def _difference(history: History, one: Generation) -> int | None:
+def first_unequal(history: History, one: Generation) -> int | None:
+    """The first token in which a generation differs from the cold one; None: none, or one of them is not recorded."""
     cold, output = history.arm(CONTROL).output(cold_op(one.prompt)), one.output
     if cold is None or output is None:
         return None
@@ -208,7 +233,7 @@ def scenario_table(history: History, results: Sequence[CheckResult], required: S
 
 def _row(history: History, one: Generation, content: int | None, verdict: Verdict) -> CaseRow:
     compared = history.arm(CONTROL).output(cold_op(one.prompt)) is not None and one.output is not None
-    difference = _difference(history, one)
+    difference = first_unequal(history, one)
     ranks = {rank: restored(loads) for rank, loads in one.loads.items()}
     boundaries = set(ranks.values())
     boundary = boundaries.pop() if len(boundaries) == 1 else None

@@ -37,7 +37,7 @@ def settings(history: History) -> CheckResult:
             findings.append(fail("not_one_engine", message, Place(arm=arm.name), [engine.where]))
     for planned in history.plan.arms:
         arm = history.arm(planned.name)
-        findings += [*_connector(arm, planned), *_in_force(arm, history.plan.engine.settings)]
+        findings += [*_connector(arm, planned), *_in_force(arm, history.plan.engine.settings | planned.settings)]
         findings += [*_audit(arm, planned, history.plan.instruments.audit_level), *_registered_once(arm)]
     summary = f"{len(expected)} settings and versions alike in {len(history.arms)} arms"
     if findings:

@@ -65,6 +65,8 @@ class CaseRow(BaseModel):
     together: str | None = None
     """The batch that it was handed in with; None: alone."""
     salted: bool = False
+    tie: bool = False
+    """Where it parts from the cold run, that was as good as undecided (`samestate.checks.floor`)."""
 
 
 def table(history: History, results: Sequence[CheckResult], required: Sequence[str]) -> list[CaseRow]:

@@ -18,6 +18,11 @@ run (`src/samestate/lab/exercises.py`).
 {counts}
 
 """
+_TAIL = """
+Not re-created, because no plan asks the question: keys that leave a LoRA adapter out (vllm-project/vllm#44250), blocks
+scaled by decode context parallelism (vllm-project/vllm#49962), one chunk size for two models in one pool
+(LMCache/LMCache#4782), and reasoning budgets under speculation (vllm-project/vllm#39573).
+"""
 _GITHUB = "https://github.com"
 
 
@@ -29,7 +34,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
     ]
     lines += [_row(one) for one in outcomes]
     said = counts(outcomes, 0, 0).partition(";")[0] + "."
-    return _HEAD.format(counts=said) + "\n".join(lines) + "\n"
+    return _HEAD.format(counts=said) + "\n".join(lines) + "\n" + _TAIL
 
 
 def _row(one: Outcome) -> str:

@@ -107,8 +107,8 @@ KINDS = {
     "plan_resolved": "resolved_sha256:hash",
     "operation_started": "op:text case:text name:cold|interposer|reset|reload|repeat|prompt "
     "prompt_tokens:integer prompt_sha256:hash? salt:text together:text?",
-    "operation_output": "op:text request:text token_ids:integer[] logprobs:number[]? margins=:number[]? finish_reason:text? "
-    "cached_tokens:integer?",
+    "operation_output": "op:text request:text token_ids:integer[] logprobs:number[]? margins=:number[]? "
+    "finish_reason:text? cached_tokens:integer?",
     "operation_ended": "op:text ok:bool error:text?",
     "cache_reset": "op:text local_reset:bool external_kept:bool running_kept:bool attempts:count",
     "counters_read": "op:text when:before|after values:number{} missing:text[]",

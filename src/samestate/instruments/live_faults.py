@@ -1,4 +1,4 @@
-"""Faults that are armed and disarmed in a running engine, so that a dozen cost one start.
+"""Faults that are armed and disarmed in a running engine, so that dozens cost one start.
 
 The audit connector offers itself here when it is made (a worker's when its caches are registered); a fault
 then acts on it, or on the worker behind it, through public hooks, and takes its action back when disarmed.
@@ -14,6 +14,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
 from samestate.instruments.faults import Audited, FaultError, FullLookup, LiveFault, SyncLoad, Undo
+from samestate.instruments.key_faults import (
+    HitsOvercounted,
+    HitsSilent,
+    QueriesDoubled,
+    ResetKeepsLocal,
+    SaltIgnored,
+    ShortHash,
+)
 from samestate.instruments.load_faults import (
     CrossedRequests,
     EarlyLoadComplete,
@@ -23,18 +31,14 @@ from samestate.instruments.load_faults import (
     ReadDuringEviction,
     SecondReload,
     SwallowedLoadFailure,
+    WideColumn,
 )
 from samestate.instruments.lookup_faults import (
+    AttachChangesLookup,
     BlockRoundUp,
     BoundaryDip,
-    HitsOvercounted,
-    HitsSilent,
     JointTruncation,
     OrphanAttention,
-    QueriesDoubled,
-    ResetKeepsLocal,
-    SaltIgnored,
-    ShortHash,
     StoredNeverServed,
     ThirdSighting,
     UnalignedCredit,
@@ -73,6 +77,7 @@ LIVE_FAULTS: dict[str, type[LiveFault]] = {
     "block-round-up": BlockRoundUp,
     "past-shared-prefix": PastSharedPrefix,
     "joint-truncation": JointTruncation,
+    "attach-changes-lookup": AttachChangesLookup,
     "stored-never-served": StoredNeverServed,
     "third-sighting": ThirdSighting,
     "sync-load": SyncLoad,
@@ -99,6 +104,7 @@ LIVE_FAULTS: dict[str, type[LiveFault]] = {
     "halves-swapped": HalvesSwapped,
     "short-copy": ShortCopy,
     "neighbour-write": NeighbourWrite,
+    "wide-column": WideColumn,
     "rank-zero-shard": RankZeroShard,
     "silent-rank": SilentRank,
     "salt-ignored": SaltIgnored,

@@ -86,6 +86,21 @@ def _halves(one: PageCopies) -> Iterable[PageCopies]:
     return first._replace(tier=second.tier), second._replace(tier=first.tier)
 
 
+class WideColumn(CopyFault):
+    """Indexes the state's table by the width of attention pages: the state lands in the block of another column."""
+
+    @override
+    def route(self, copies: list[PageCopies], states: list[int], num_blocks: int) -> list[PageCopies]:
+        attention = next(one for one in copies if one.group not in states)
+        return [_into(one, int(attention.blocks[0])) if one.group == states[0] else one for one in copies]
+
+
+def _into(one: PageCopies, block: int) -> PageCopies:
+    """The same pages, all in this block of the device."""
+    steps = block - one.blocks.astype(np.int64)
+    return one._replace(device=(one.device.astype(np.int64) + steps * one.block_stride).astype(np.uint64))
+
+
 class OtherOrigin(CopyFault):
     """Knows where in the tier other prompts' states lie."""
 

@@ -1,26 +1,25 @@
-"""Faults in what a connector answers: how much of a prompt it finds, under which keys, and what is counted of it."""
+"""Faults in what is found of a prompt: what a connector answers, and what the local lookup does beside it."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from copy import copy
-from inspect import signature
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from typing_extensions import override
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.single_type_kv_cache_manager import MambaManager
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, get_offload_group_idx
-from vllm.v1.metrics.stats import PrefixCacheStats
 
-from samestate.instruments.faults import Audited, FaultError, LiveFault, Undo, require_known_lookup
+from samestate.instruments.faults import Audited, LiveFault, Undo, require_known_lookup
 from samestate.instruments.layout import recurrent_blocks
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import RequestOffloadState
+    from vllm.v1.kv_cache_interface import KVCacheSpec
     from vllm.v1.request import Request
 
 
@@ -28,9 +27,6 @@ class SchedulerFault(LiveFault):
     """Acts on the connector in the scheduler."""
 
     roles = (KVConnectorRole.SCHEDULER,)
-
-
-# --- how much is found ----------------------------------------------------------------------------
 
 
 class AnswerFault(SchedulerFault):
@@ -169,6 +165,29 @@ class JointTruncation(SchedulerFault):
         undo.patch(on.inner, "update_state_after_alloc", ordered)
 
 
+class AttachChangesLookup(SchedulerFault):
+    """With a connector attached the local lookup no longer asks for states: a hit ends where attention's pages do."""
+
+    @override
+    def act(self, on: Audited, undo: Undo) -> None:
+        def without_asking(
+            manager: type[MambaManager],
+            /,
+            *,
+            max_length: int,
+            kv_cache_group_ids: list[int],
+            block_pool: BlockPool,
+            kv_cache_spec: KVCacheSpec,
+            **others: object,
+        ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
+            blocks = max_length // kv_cache_spec.block_size
+            return tuple(
+                [block_pool.null_block] * blocks for _ in kv_cache_group_ids
+            ), blocks * kv_cache_spec.block_size
+
+        undo.patch(MambaManager, "find_longest_cache_hit", classmethod(without_asking))
+
+
 class OrphanAttention(SchedulerFault):
     """The tier has dropped every state and kept the attention pages, which nothing can use any more."""
 
@@ -181,119 +200,3 @@ class OrphanAttention(SchedulerFault):
             return LookupResult.MISS if get_offload_group_idx(key) in recurrent else look_up(key, req_context)
 
         undo.patch(manager, "lookup", without_states)
-
-
-# --- under which keys -----------------------------------------------------------------------------
-
-
-class _Rekeyed:
-    """A request as the connector sees it, with other block hashes."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._request, name)
-
-
-class _Unsalted(_Rekeyed):
-    """Without its cache salt."""
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
-        self._twin = copy(request)
-        self._twin.cache_salt = None
-        self._twin.block_hashes = []
-
-    @property
-    def block_hashes(self) -> list[BlockHash]:
-        self._twin.update_block_hashes()  # the twin has the same list of tokens
-        return self._twin.block_hashes
-
-
-class _Shortened(_Rekeyed):
-    """With hashes of so few bits that none is left to tell two prompts apart: only the position is."""
-
-    @property
-    def block_hashes(self) -> list[BlockHash]:
-        return [BlockHash(position.to_bytes(32, "big")) for position, _ in enumerate(self._request.block_hashes)]
-
-
-class KeyFault(SchedulerFault):
-    """Gives requests that come while it is armed other keys, for saves and lookups alike."""
-
-    seen_as: ClassVar[type[_Rekeyed]]
-
-    @override
-    def act(self, on: Audited, undo: Undo) -> None:
-        scheduler = on.inner.scheduler
-        on_new_request = scheduler.on_new_request
-
-        def rekeyed(request: Request) -> None:
-            on_new_request(request)
-            scheduler._req_status[request.request_id].req = self.seen_as(request)
-
-        undo.patch(scheduler, "on_new_request", rekeyed)
-
-
-class SaltIgnored(KeyFault):
-    """Leaves the cache salt out of the key."""
-
-    seen_as = _Unsalted
-
-
-class ShortHash(KeyFault):
-    """Cuts keys to a few bits (here to none), and two prompts meet."""
-
-    seen_as = _Shortened
-
-
-# --- what is counted, and what a reset does -------------------------------------------------------
-
-
-class CounterFault(SchedulerFault):
-    """Counts other numbers of what the connector was asked for and found."""
-
-    queries = hits = 1
-    """How often each token is counted."""
-
-    @override
-    def act(self, on: Audited, undo: Undo) -> None:
-        record = PrefixCacheStats.record
-        if "hits_by_source" not in signature(record).parameters:
-            raise FaultError("a fault of counters needs a vLLM that says where a connector's hits came from")
-
-        def counted(stats: PrefixCacheStats, num_tokens: int, num_hits: int, *rest: object, **more: object) -> None:
-            # Only a connector's hits come with their source; the local cache is counted by another class's object.
-            own = "hits_by_source" in more
-            more = more | {"hits_by_source": None} if own else more
-            times = (self.queries, self.hits) if own else (1, 1)
-            record(stats, num_tokens * times[0], num_hits * times[1], *rest, **more)
-
-        undo.patch(PrefixCacheStats, "record", counted)
-
-
-class HitsSilent(CounterFault):
-    """The hit counter stays at 0."""
-
-    hits = 0
-
-
-class HitsOvercounted(CounterFault):
-    """The hit counter counts every prefix twice."""
-
-    hits = 2
-
-
-class QueriesDoubled(CounterFault):
-    """The query counter counts every request twice."""
-
-    queries = 2
-
-
-class ResetKeepsLocal(SchedulerFault):
-    """A reset of the local cache is confirmed and changes nothing."""
-
-    @override
-    def act(self, on: Audited, undo: Undo) -> None:
-        undo.patch(BlockPool, "reset_prefix_cache", lambda pool: True)

@@ -8,6 +8,7 @@ import time
 from abc import abstractmethod
 from pathlib import Path
 
+import numpy as np
 import torch
 from typing_extensions import override
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -84,7 +85,8 @@ class RankZeroShard(RankFault):
                 unfinished.rename(file)
             else:
                 for mine, theirs in zip(kept, _received(file, self.WAIT_SECONDS), strict=True):
-                    undo.callback(mine.copy_, mine.clone())
+                    # Of plain memory, since it is put back outside torch's inference mode.
+                    undo.callback(np.copyto, mine.numpy(), mine.numpy().copy())
                     mine.copy_(theirs)
             return submit_load(job_id, src_spec, dst_spec, **options)
 

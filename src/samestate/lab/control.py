@@ -57,7 +57,7 @@ def open_control(root: Path, plan: Plan, engine: str | None = None) -> SealedCon
         resolved = ResolvedPlan.model_validate_json(archive.resolved_json or b"")
     except ValidationError as error:
         raise RunError(f"{root}: resolved.json cannot be read ({error.errors()[0]['msg']}); run it again") from None
-    missing = [prompt.sha256 for prompt in resolved.inputs if prompt.sha256 not in archive.inputs]
+    missing = [one for one in resolved.inputs if one.sha256 is not None and one.sha256 not in archive.inputs]
     if missing:
         raise RunError(f"{root}: inputs.json lacks {len(missing)} of its prompts; run it again")
     resolved_json = archive.resolved_json or b""

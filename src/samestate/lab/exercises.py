@@ -13,7 +13,7 @@ from samestate.plans.load import load
 from samestate.plans.model import ArmPlan, Plan, PromptPlan, ReusePath, StepPlan
 
 C = 256
-DELAY_MS = 3
+DELAY_MS = 25
 """How long saves are held back where that matters."""
 OUTPUT_TOKENS = 12
 SECOND_ARM = "candidate-2"
@@ -111,7 +111,7 @@ def _boundaries(delay_ms: int = 0, **settings: Scalar) -> Plan:
     """Six lengths around two boundaries, on two ranks, in chunks of at most 2C."""
     plan = load("boundary-instrumented")
     update = {
-        "lengths": ["2C-1", "2C", "2C+1", "3C-1", "3C", "3C+1"],
+        "lengths": ["2C-1", "2C", "2C+1"] if delay_ms else ["2C-1", "2C", "2C+1", "3C-1", "3C", "3C+1"],
         "output_tokens": OUTPUT_TOKENS,
         "expected_layout": None,
         "instruments": plan.instruments.model_copy(update={"save_delay_ms": delay_ms}),
@@ -194,14 +194,14 @@ def _pressure() -> Plan:
     names = ("a", "b", "c", "d", "e")
     prompts = [PromptPlan(name=name, tokens=f"3C-{index + 1}") for index, name in enumerate(names)]
     steps = [_step(*names, output_tokens=1), *_reloads(names)]
-    return _scenario(prompts, steps, delay_ms=DELAY_MS * 5, max_num_seqs=2, num_gpu_blocks_override=16)
+    return _scenario(prompts, steps, delay_ms=DELAY_MS, max_num_seqs=2, num_gpu_blocks_override=16)
 
 
 def _preemption() -> Plan:
     """Two prompts that fit together until their outputs need another block."""
     names = ("a", "b")
     prompts = [PromptPlan(name="a", tokens="2C-4"), PromptPlan(name="b", tokens="2C-5")]
-    return _scenario(prompts, [_step(*names), *_reloads(names)], delay_ms=DELAY_MS * 5, num_gpu_blocks_override=14)
+    return _scenario(prompts, [_step(*names), *_reloads(names)], delay_ms=DELAY_MS, num_gpu_blocks_override=14)
 
 
 def _eviction() -> Plan:

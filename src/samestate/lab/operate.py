@@ -11,7 +11,7 @@ from samestate.engines.base import Ask, Engine, EngineError
 from samestate.evidence.canonical import sha256_hex
 from samestate.evidence.records import CacheReset, CountersRead, OperationEnded, OperationOutput, OperationStarted
 from samestate.evidence.stream import StreamWriter
-from samestate.lab.resolve import Resolution
+from samestate.lab.turns import Turns
 from samestate.plans.model import Plan
 from samestate.plans.operations import Case, PlannedOperation
 
@@ -34,13 +34,13 @@ class Operator:
     def __init__(
         self,
         plan: Plan,
-        resolution: Resolution,
+        turns: Turns,
         engine: Engine,
         client: StreamWriter,
         armed: Mapping[str, str | None] = MappingProxyType({}),
     ) -> None:
         self._plan = plan
-        self._resolution = resolution
+        self._turns = turns
         self._engine = engine
         self._client = client
         self._armed_at = armed
@@ -73,7 +73,7 @@ class Operator:
 
     def _start(self, step: _Step) -> None:
         case, op = step
-        prompt = self._resolution.prompt(case.id, op.role) if op.role else None
+        prompt = self._turns.prompt(case.id, op.role) if op.role else None
         self._client.append(
             OperationStarted(
                 op=op.op,
@@ -94,10 +94,11 @@ class Operator:
         asks = []
         for case, op in steps:
             assert op.role is not None
-            prompt = self._resolution.prompt(case.id, op.role)
-            asks.append(Ask(op.op, self._resolution.inputs[prompt.sha256], op.salt))
+            prompt = self._turns.prompt(case.id, op.role)
+            asks.append(Ask(op.op, self._turns.ids(prompt), op.salt))
         answers = self._engine.generate(asks, steps[0].op.output_tokens, plan.seed, plan.ignore_eos)
         for step, answer in zip(steps, answers, strict=True):
+            self._turns.answered(step.op.op, answer.token_ids)
             self._client.append(
                 OperationOutput(
                     op=step.op.op,

@@ -11,6 +11,9 @@ from samestate.models.templates import TEMPLATES, own_text, render
 from samestate.plans.load import PlanError, plan_sha256
 from samestate.plans.model import InputIdentity, ModelIdentity, Plan, ResolvedPlan
 from samestate.plans.operations import Case, PlannedInput, cases, operation_ids, planned_inputs, shared_lengths
+from samestate.plans.turns import OWN, continuing
+
+TARGET = "target"
 
 
 class Resolution(NamedTuple):
@@ -42,7 +45,7 @@ def require_room(plan: Plan, c: int, max_model_len: int) -> None:
         for arm in plan.arms[:1]
         for case in planned_cases(plan, c, arm.name)
     }
-    targets = [prompt for prompt in _inputs(plan, c) if prompt.role == "target"]
+    targets = [prompt for prompt in _inputs(plan, c) if prompt.role == TARGET]
     for (field, said), prompt in zip(_said(plan), targets, strict=True):
         output_tokens = plan.output_tokens if plan.scenario else outputs[prompt.case]
         needed = prompt.tokens + output_tokens
@@ -72,7 +75,11 @@ def resolve(plan: Plan, c: int, model: ModelIdentity, encode: Callable[[str], li
     rendered = _Rendered(plan, c, encode)
     identities: list[InputIdentity] = []
     inputs: dict[str, list[int]] = {}
+    turns = {prompt.name for prompt in continuing(plan)}
     for prompt in planned:
+        if prompt.role == TARGET and prompt.case in turns:
+            identities.append(InputIdentity(case=prompt.case, role=prompt.role, tokens=prompt.tokens, sha256=None))
+            continue
         try:
             ids = rendered.prompt(prompt)
         except ValueError as error:
@@ -84,7 +91,7 @@ def resolve(plan: Plan, c: int, model: ModelIdentity, encode: Callable[[str], li
         format=1,
         plan_sha256=plan_sha256(plan),
         checkpoint_interval=c,
-        lengths=[prompt.tokens for prompt in planned if prompt.role == "target"],
+        lengths=[prompt.tokens for prompt in planned if prompt.role == TARGET],
         model=model,
         inputs=identities,
         operations=operation_ids(plan, c),
@@ -102,6 +109,8 @@ class _Rendered:
 
     def prompt(self, planned: PlannedInput) -> list[int]:
         """Raises ValueError when it cannot be made exactly as planned."""
+        if planned.role == OWN:
+            return own_text(planned.case, self._encode, planned.tokens)
         if planned.case in self._shared:
             source, shared = self._shared[planned.case]
             ids = self._branch(planned, self._by_name[source], shared)

@@ -33,6 +33,7 @@ from samestate.lab.operate import Operator
 from samestate.lab.resolve import Resolution, planned_cases, require_room, resolve
 from samestate.lab.services import MakeService, Services, no_service
 from samestate.lab.source import source_commit, source_sha256
+from samestate.lab.turns import Turns
 from samestate.models.catalogue import ModelError, identity
 from samestate.plans.load import CONTROL, plan_json
 from samestate.plans.model import ArmPlan, Plan
@@ -205,6 +206,7 @@ class _Attempt:
         self._number = number
         self._resolution: Resolution | None = None
         self._resolved_sha256 = ""
+        self._inputs_written = False
 
     @property
     def entered(self) -> bool:
@@ -283,7 +285,7 @@ class _Attempt:
         return EngineSpec(
             arm=arm.name,
             model=self._request.model,
-            settings=self._plan.engine.settings,
+            settings=self._plan.engine.settings | arm.settings,
             serve_args=self._request.serve_args,
             connector=arm.connector,
             external_cache_bytes=self._plan.engine.external_cache_bytes,
@@ -340,7 +342,10 @@ class _Attempt:
             c = self._lent.resolved.checkpoint_interval if self._lent else started.checkpoint_interval
             require_room(self._plan, c, started.max_model_len)
             self._resolution = self._lent or resolve(self._plan, c, self._model, engine.encode)
-            self._archive.write_inputs(self._resolution.inputs)
+            self._turns = Turns(self._plan, self._resolution)
+            if self._lent and self._control:
+                self._turns.recorded(self._control.archive)
+            self._write_inputs()
             self._resolved_sha256 = self._archive.write_resolved(self._resolution.json)
         return self._resolution
 
@@ -348,13 +353,20 @@ class _Attempt:
         planned = planned_cases(self._plan, resolution.resolved.checkpoint_interval, arm.name)
         total, done = sum(len(case.operations) for case in planned), count(1)
         self._reach(ContactLevel.REQUEST)
-        operator = Operator(self._plan, resolution, engine, client, self._request.armed)
+        operator = Operator(self._plan, self._turns, engine, client, self._request.armed)
 
         def over(op: str) -> None:
             self._services.require_alive(arm)
             self._progress.operation(arm.name, next(done), total, op)
 
         operator.perform(planned, over)
+        self._write_inputs()
+
+    def _write_inputs(self) -> None:
+        """Once, when every prompt is known: those that continue an answer are when the control has answered."""
+        if self._turns.complete and not self._inputs_written:
+            self._archive.write_inputs(self._turns.inputs)
+            self._inputs_written = True
 
     def _reach(self, level: ContactLevel) -> None:
         """Log the first contact at a level, before it is made (or, for the model, as soon as it is known)."""

@@ -164,6 +164,7 @@ _LOADS = (
     "halves-swapped",
     "short-copy",
     "neighbour-write",
+    "wide-column",
     "read-during-eviction",
     "sync-load",
     "fresh-state",
@@ -183,6 +184,9 @@ DRILLS: dict[str, Drill] = {
     # The long prompt is stored in one step: the boundary where the short one leaves it has no state.
     "joint-truncation": _drill(
         "joint-truncation", "a cold", "!b external", "b", prompts={"a": "3C+7", "b": ("2C+9", "a", "2C+5")}
+    ),
+    "attach-changes-lookup": _drill(
+        "attach-changes-lookup", "a cold", "+!b local", "b", prompts={"a": "3C+7", "b": ("2C+9", "a", "2C+5")}
     ),
     "stored-never-served": _again("stored-never-served", "any"),
     "third-sighting": _drill("third-sighting", "!a cold", "!a", "!a external", "a external"),

@@ -22,7 +22,7 @@ from samestate.plans.lengths import check_lengths
 from samestate.plans.model import AnalyzerPin, Connector, Format, Frozen, Plan, Sha256
 from samestate.plans.operations import check_operations
 from samestate.plans.repetitions import check_repetitions
-from samestate.plans.scenarios import CANDIDATE, CONTROL, check_scenario
+from samestate.plans.scenarios import BATCHED, CANDIDATE, CONTROL, check_scenario
 from samestate.plans.serve_args import check_serve_args, refused_settings, settings_named
 
 __all__ = [
@@ -116,10 +116,17 @@ def lock_json(plan: Plan) -> bytes:
 
 
 def _written(plan: Plan) -> dict[str, Any]:
-    """One repetition goes without saying, so that plans from before there were more keep their hash."""
+    """What was added later goes without saying where a plan does not use it, so that older plans keep their hash."""
     tree = plan.model_dump(mode="json")
     if plan.repetitions == ["forward"]:
         del tree["repetitions"]
+    for arm in tree["arms"]:
+        if not arm["settings"]:
+            del arm["settings"]
+    for prompt in tree["prompts"]:
+        for field in ("continues", "answer", "thinking"):
+            if prompt[field] is None:
+                del prompt[field]
     return tree
 
 
@@ -132,7 +139,11 @@ def with_engine(plan: Plan, *, model: str, serve_args: list[str]) -> Plan:
     named = settings_named(serve_args)
     settings = {name: value for name, value in plan.engine.settings.items() if name not in named}
     update = {"model": model, "settings": settings, "serve_args": [*plan.engine.serve_args, *serve_args]}
-    changed = plan.model_copy(update={"engine": plan.engine.model_copy(update=update)})
+    arms = []
+    for arm in plan.arms:
+        own = {name: value for name, value in arm.settings.items() if name not in named}
+        arms.append(arm.model_copy(update={"settings": own}))
+    changed = plan.model_copy(update={"engine": plan.engine.model_copy(update=update), "arms": arms})
     _check_engine(changed)
     return changed
 
@@ -267,7 +278,11 @@ def _check_engine(plan: Plan) -> None:
     for setting, why in refused_settings().items():
         if setting in plan.engine.settings:
             raise PlanError(f"engine.settings.{setting}: {why}")
-    check_serve_args(plan.engine.serve_args, plan.engine.settings)
+        for index, arm in enumerate(plan.arms):
+            if setting in arm.settings:
+                raise PlanError(f"arms[{index}].settings.{setting}: {why}")
+    own = {name: value for arm in plan.arms for name, value in arm.settings.items()}
+    check_serve_args(plan.engine.serve_args, plan.engine.settings | own)
 
 
 def _check_series(plan: Plan) -> None:
@@ -292,15 +307,17 @@ def _check_arms(plan: Plan) -> None:
 def _check_connected_arms(plan: Plan) -> None:
     names = [arm.name for arm in plan.arms]
     later = [arm.name for arm in plan.arms if arm.follows is not None]
-    if sorted(set(names) - set(later)) != sorted((CONTROL, CANDIDATE)) or len(set(names)) < len(names):
+    beside = {*later, BATCHED} if plan.scenario else set(later)
+    if sorted(set(names) - beside) != sorted((CONTROL, CANDIDATE)) or len(set(names)) < len(names):
         raise PlanError(f"arms: must be one {CONTROL!r} and one {CANDIDATE!r}, each once")
     if later and not plan.scenario:
         raise PlanError(f"arms: {later[0]!r} follows another, which only a scenario's arms do; remove it")
     for index, arm in enumerate(plan.arms):
         where = f"arms[{index}]"
-        if arm.name == CONTROL and arm.connector != "none":
-            raise PlanError(f"{where}.connector: the control reuses nothing external; make it 'none'")
-        if arm.name != CONTROL and arm.connector == "none":
+        if arm.name in (CONTROL, BATCHED) and arm.connector != "none":
+            name = "the control" if arm.name == CONTROL else repr(arm.name)
+            raise PlanError(f"{where}.connector: {name} reuses nothing external; make it 'none'")
+        if arm.name not in (CONTROL, BATCHED) and arm.connector == "none":
             raise PlanError(f"{where}.connector: a candidate without a connector tests nothing; make it 'native'")
         if arm.follows is not None and arm.follows != _before(plan, index):
             raise PlanError(f"{where}.follows: must name the arm with a connector before it, {_before(plan, index)!r}")

@@ -36,6 +36,7 @@ class Frozen(BaseModel):
 
 Connector = Literal["none", "native", "dictionary", "lmcache"]
 ReusePath = Literal["any", "cold", "local", "external", "mixed"]
+Answered = Literal["kept", "stripped"]
 Order = Literal["forward", "reverse"]
 """Of the arms of a repetition: as the plan lists them, or the last one first."""
 
@@ -57,6 +58,8 @@ class ArmPlan(Frozen):
     """The arm whose external cache this one finds, in a new engine."""
     service: Literal["kept", "restarted"] = "kept"
     """What became of the service beside the engine since the arm that this one follows."""
+    settings: dict[str, Scalar] = {}
+    """Of this arm alone, before those of `EnginePlan`; `Plan.differing_settings` must name what they change."""
 
 
 class EnginePlan(Frozen):
@@ -116,6 +119,12 @@ class PromptPlan(Frozen):
     """The prompt, named before, whose beginning is this one's beginning too; the rest is its own."""
     shared: str | None = None
     """How many tokens of it: ``"2C+1"``. At most N of both."""
+    continues: Slug | None = None
+    """The prompt, named before, with all of which and the control's own answer to it this one begins."""
+    answer: Answered | None = None
+    """How much of that answer: ``kept``, all of it; ``stripped``, without its first `thinking` tokens."""
+    thinking: Annotated[int, Field(gt=0)] | None = None
+    """Tokens that are left out, as chat templates leave reasoning out."""
 
 
 class StepPlan(Frozen):
@@ -181,9 +190,10 @@ class InputIdentity(Frozen):
 
     case: str
     role: str
-    """``target``, ``interposer-1``, ``interposer-2``."""
+    """``target``, ``interposer-1``, ``interposer-2``; ``own``: what a prompt that continues an answer has after it."""
     tokens: int
-    sha256: Sha256
+    sha256: Sha256 | None
+    """None: it continues an answer, and is made when that is known (`samestate.plans.turns`)."""
 
 
 class ModelIdentity(Frozen):

@@ -10,6 +10,7 @@ from samestate.plans.errors import PlanError
 from samestate.plans.lengths import evaluate
 from samestate.plans.model import Plan, PromptPlan, ReusePath
 from samestate.plans.scenarios import scenario_steps
+from samestate.plans.turns import OWN, begun_lengths, own_lengths
 
 _MAX_INTERPOSERS = 2
 _ANY_C = 2**20
@@ -42,7 +43,7 @@ class Case(NamedTuple):
 
 
 class PlannedInput(NamedTuple):
-    """One prompt that a plan needs."""
+    """One prompt that a plan needs, or a part of one."""
 
     case: str
     role: str
@@ -78,7 +79,7 @@ def workload(plan: Plan) -> Workload:
         generations=len(steps) - resets,
         resets=resets,
         output_tokens=sum(step.output_tokens for step in steps),
-        distinct_inputs=len(planned_inputs(plan, _ANY_C)),
+        distinct_inputs=len(plan.prompts) or len(planned_inputs(plan, _ANY_C)),
         repetitions=len(plan.repetitions),
     )
 
@@ -115,9 +116,15 @@ def operation_ids(plan: Plan, c: int) -> list[str]:
 
 
 def planned_inputs(plan: Plan, c: int) -> list[PlannedInput]:
-    """Every prompt once, those of a scenario in the plan's order. Raises `PlanError`."""
+    """Every prompt once, those of a scenario in the plan's order; one that continues an answer, and its own part.
+
+    Raises `PlanError`.
+    """
     if plan.scenario:
-        return [PlannedInput(prompt.name, "target", n, plan.template) for prompt, n in _prompt_lengths(plan, c)]
+        lengths = {prompt.name: n for prompt, n in _prompt_lengths(plan, c)}
+        targets = [PlannedInput(name, "target", n, plan.template) for name, n in lengths.items()]
+        owned = own_lengths(plan, lengths).items()
+        return [*targets, *(PlannedInput(name, OWN, n, plan.template) for name, n in owned)]
     planned = cases(plan, c, plan.arms[0].name)
     templates = [plan.template] * len(plan.lengths)
     templates += [series.template for series in plan.series for _ in series.lengths]
@@ -153,6 +160,12 @@ def shared_lengths(plan: Plan, c: int) -> dict[str, tuple[str, int]]:
                 "let the scenario ask for that one again, or share less"
             )
     return found
+
+
+def beginnings(plan: Plan, c: int) -> dict[str, tuple[str, int]]:
+    """`shared_lengths`, and what prompts that continue an answer begin as; turns are names too. Raises `PlanError`."""
+    lengths = {prompt.name: n for prompt, n in _prompt_lengths(plan, c)}
+    return shared_lengths(plan, c) | begun_lengths(plan, lengths)
 
 
 def _twin(found: dict[str, tuple[str, int]], lengths: dict[str, int], prompt: str) -> str | None:

@@ -10,8 +10,11 @@ from samestate.evidence.records import OperationName
 from samestate.plans.errors import PlanError
 from samestate.plans.lengths import parse
 from samestate.plans.model import Plan, ReusePath
+from samestate.plans.turns import check_turns
 
 CONTROL, CANDIDATE = "control", "candidate"
+BATCHED = "batched"
+"""An arm without a connector that computes the prompts together and cold: what company alone does to an output."""
 RESET = "reset"
 """Case of a scenario's resets; no prompt has this name."""
 
@@ -77,6 +80,7 @@ def check_scenario(plan: Plan) -> None:
                 except PlanError as error:
                     raise error.within(f"{where}.{field}") from None
         known.append(prompt.name)
+    check_turns(plan)
     arms = [arm.name for arm in plan.arms if arm.name != CONTROL]
     reached = 0
     for index, step in enumerate(plan.scenario):
@@ -93,7 +97,7 @@ def check_scenario(plan: Plan) -> None:
         if len(set(step.prompts)) < len(step.prompts):
             raise PlanError(f"{where}.prompts: a prompt is there twice; give it a step of its own")
         if step.arm not in arms:
-            raise PlanError(f"{where}.arm: no arm {step.arm!r} with a connector; known: {', '.join(arms)}")
+            raise PlanError(f"{where}.arm: no arm {step.arm!r} beside the control; known: {', '.join(arms)}")
         if arms.index(step.arm) < reached:
             raise PlanError(f"{where}.arm: {step.arm!r} is over when this step comes; keep the arms' order")
         reached = arms.index(step.arm)

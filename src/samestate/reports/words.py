@@ -160,7 +160,7 @@ def _generation(row: CaseRow, *, named: bool) -> list[str]:
 def first_difference_of(row: CaseRow) -> str:
     """The index of the token; ``–`` when all are equal, ``?`` when they were not compared."""
     if row.first_difference is not None:
-        return number(row.first_difference)
+        return f"{number(row.first_difference)}{' (tie)' if row.tie else ''}"
     return EQUAL if row.equal else UNSEEN
 
 

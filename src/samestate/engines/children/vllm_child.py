@@ -170,7 +170,7 @@ class Child:
         if not self._save_delay_ms:
             self._settle()
         asked = zip((ask.request for ask in command.asks), requests, strict=True)
-        return Generated(answers=[_answer(request, last[name], first_token_s[name]) for name, request in asked])
+        return Generated(answers=[answer(request, last[name], first_token_s[name]) for name, request in asked])
 
     def reset(self, _: Reset) -> WasReset:
         """A connector may hold a finished request's blocks until its saves are done: step the idle engine."""
@@ -280,7 +280,7 @@ def _prompt(ask: Asked) -> TokensPrompt:
     return prompt
 
 
-def _answer(request: str, output: RequestOutput, first_token_s: float) -> Answer:
+def answer(request: str, output: RequestOutput, first_token_s: float) -> Answer:
     completion = output.outputs[0]
     token_ids = list(completion.token_ids)
     sampled = zip(token_ids, completion.logprobs or (), strict=bool(completion.logprobs))

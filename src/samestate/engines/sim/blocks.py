@@ -181,4 +181,7 @@ class Sequence:
             self.finish = "length"
 
     def answer(self) -> Generation:
-        return Generation(self.request, self.tokens[self.prompt :], self.logprobs, self.finish, self.cached)
+        # The simulated runner-up is known from the choice alone, as the choice is from the state.
+        margins = [1 + chosen for chosen in self.logprobs]
+        ids = self.tokens[self.prompt :]
+        return Generation(self.request, ids, self.logprobs, self.finish, self.cached, margins=margins)

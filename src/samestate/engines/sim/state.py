@@ -11,7 +11,8 @@ from typing import NamedTuple
 from samestate.engines.base import EngineError, EngineSpec
 from samestate.evidence.records import EntryKind, Scalar
 
-VOCABULARY = 512
+VOCABULARY = 4096
+"""Large, so that a few output tokens are hardly ever the same: `non-vacuity` counts distinct ones."""
 EOS = 2
 FIRST_TEXT = 3
 """Ids below are special and never sampled; byte b of a text is token ``FIRST_TEXT + b``."""
@@ -111,7 +112,7 @@ class Rank:
 
     def __init__(self, rank: int, settings: Settings) -> None:
         self._block_size = settings.block_size
-        self._shard = rank * VOCABULARY + 1  # non-zero: an empty slot is no token
+        self._shard = rank % 15 * VOCABULARY + 1  # non-zero: an empty slot is no token; a slot has 16 bits
         self._factor = 6_364_136_223_846_793_005 % PRIME + rank
         self.memory = [bytearray(settings.page_bytes) for _ in range(settings.num_gpu_blocks)]
 
