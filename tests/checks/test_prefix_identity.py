@@ -112,6 +112,9 @@ def test_a_save_of_the_null_block_fails(tmp_path: Path) -> None:
     found = {finding.code: finding for finding in b.result(run.judge(tmp_path / "a"), CHECK).findings}
     assert found["null_block_saved"].verdict is Verdict.FAIL
     assert (found["null_block_saved"].place.boundary, found["null_block_saved"].place.op) == (16, "N32.cold")
+    loaded = found["content_not_computed"]
+    assert (loaded.verdict, loaded.place.op, loaded.place.boundary) == (Verdict.FAIL, "N32.reload", 16)
+    assert "were saved under this key, and are no state: the null block was saved" in loaded.message
 
 
 def test_a_save_of_a_block_that_no_step_ended_in_fails(tmp_path: Path) -> None:

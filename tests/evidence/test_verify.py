@@ -171,7 +171,8 @@ def spec(hint: Any) -> str:
 
 def columns(kind: type[msgspec.Struct]) -> str:
     hints = get_type_hints(kind, include_extras=True)
-    return " ".join(f"{name}:{spec(hints[name])}" for name in kind.__struct_fields__)
+    absent = {field.name for field in msgspec.structs.fields(kind) if not field.required}
+    return " ".join(f"{name}{'=' * (name in absent)}:{spec(hints[name])}" for name in kind.__struct_fields__)
 
 
 def test_the_kinds_are_those_of_the_records() -> None:

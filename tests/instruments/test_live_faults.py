@@ -91,9 +91,9 @@ SHOWN: dict[str, set[str]] = {
 """All codes that a fault's own operations show, and no others."""
 AFTERWARDS: dict[str, set[str]] = {
     "joint-truncation": {"content_unknown", "state_never_computed", "tokens_differ"},
-    "null-block-saved": {"content_unknown", "tokens_differ"},
-    "scratch-saved": {"content_not_credited", "content_unknown", "tokens_differ"},
-    "trimmed-key": {"content_unknown", "tokens_differ"},
+    "null-block-saved": {"content_not_computed", "tokens_differ"},
+    "scratch-saved": {"content_not_computed", "content_not_credited", "tokens_differ"},
+    "trimmed-key": {"content_not_computed", "tokens_differ"},
     "unsaved-group": {"content_not_computed", "tokens_differ"},
     "failed-put-visible": {"content_not_computed", "failed_save_served", "not_saved_here", "tokens_differ"},
     "duplicate-keeps-damage": {"content_not_computed", "tokens_differ"},

@@ -117,7 +117,7 @@ def test_workload_counts_all_arms(tmp_path: Path) -> None:
         (
             "arm: candidate-2",
             "arm: control",
-            "scenario[4].arm: no arm 'control' with a connector; known: candidate, candidate-2",
+            "scenario[4].arm: no arm 'control' that runs a scenario; known: candidate, candidate-2",
         ),
         (
             "{prompts: [trunk], path: cold}",
@@ -174,5 +174,5 @@ def test_shipped_scenarios_have_lengths_at_their_block_size() -> None:
     for plan in map(load, shipped()):
         size = plan.engine.settings.get("block_size")
         if plan.scenario and isinstance(size, int):
-            assert len(planned_inputs(plan, size)) == len(plan.prompts)
+            assert sum(one.role == "target" for one in planned_inputs(plan, size)) == len(plan.prompts)
             assert len(shared_lengths(plan, size)) == sum(prompt.shares is not None for prompt in plan.prompts)

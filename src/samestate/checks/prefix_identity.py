@@ -29,6 +29,8 @@ from samestate.evidence.records import BatchSource, PageRow, PageSide
 
 CHECK = "prefix-identity"
 NULL_BLOCK = 0
+NO_STATE = ("null_block_saved", "saved_uncomputed_state")
+"""Damages of a save after which what its key holds is no state."""
 
 
 class State(NamedTuple):
@@ -66,6 +68,8 @@ class _Filed:
     states: dict[tuple[int, int, str], set[State]] = field(default_factory=dict)
     """By rank, entry and digest of the bytes: those that were asked for."""
     known: set[tuple[int, int, State]] = field(default_factory=set)
+    stateless: dict[tuple[int, int, State, str], str] = field(default_factory=dict)
+    """By rank, entry, prefix and digest, of those that were asked for: why what was saved there is no state."""
 
 
 class _Read(NamedTuple):
@@ -175,7 +179,13 @@ class _Ledger:
 
     def _filed_pages(self, save: Transfer, layout: RankLayout) -> list[Damage]:
         rows = save.rows(PageSide.SOURCE, "submitted")
-        return _in_order(list(self._file(save, layout, rows)), rows)
+        damages = list(self._file(save, layout, rows))
+        for damage in damages:
+            row, own = damage.row, self._state(save.request, layout.end(damage.row))
+            asked = (save.rank, row.entry, row.digest) in self._asked.digests
+            if asked and own is not None and damage.code in NO_STATE and not damage.unclear:
+                self._filed.stateless[save.rank, row.entry, own, row.digest] = damage.what
+        return _in_order(damages, rows)
 
     def _file(self, save: Transfer, layout: RankLayout, rows: list[PageRow]) -> Iterator[Damage]:
         for pages in self._sets(rows, layout, save.rank):
@@ -327,6 +337,9 @@ class _Ledger:
             yield Damage("content_not_credited", row, what, unclear=due is None or not self._whole)
         elif due is not None and (load.rank, row.entry, due) in self._filed.known:
             what = f"these bytes were never computed as a state; that of [0, {credited}) was saved with others"
+            yield Damage("content_not_computed", row, what, unclear=not self._whole)
+        elif due is not None and (why := self._filed.stateless.get((load.rank, row.entry, due, row.digest))):
+            what = f"these bytes were saved under this key, and are no state: {why}"
             yield Damage("content_not_computed", row, what, unclear=not self._whole)
         else:
             what = f"these bytes were never saved in this run, nor was the state of [0, {credited})"

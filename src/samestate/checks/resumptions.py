@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from samestate.checks.base import CheckResult, Finding
+from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.geometry import only_step_ends
 from samestate.checks.history import ArmHistory, History, Row
 from samestate.checks.prefixes import Prefixes
@@ -46,12 +46,13 @@ def resumptions(history: History) -> CheckResult:
     examined = reused = 0
     for arm in history.candidates:
         steps = _steps(history, arm)
-        for found in resumed(generations(history, [arm])):
-            examined += 1
-            reused += found.row.start > 0
-            findings += _resumption(history, found, steps)
-        findings += _unaccounted(arm)
-    if not examined:
+        checked = generations(history, [arm])
+        found = list(resumed(checked))
+        examined += len(found)
+        reused += sum(one.row.start > 0 for one in found)
+        findings += [finding for one in found for finding in _resumption(history, one, steps)]
+        findings += _unaccounted(arm, checked, found)
+    if not examined and not findings:
         findings.append(unknown("never_resumed", "no request went on after a preemption: nothing was tested"))
     summary = f"{examined} resumptions, {reused} of them from a reused state"
     return conclude(CHECK, findings, unit="resumptions", examined=examined, summary=summary)
@@ -72,13 +73,14 @@ def _between(one: Generation, before: Row, row: Row) -> list[Seen[Lookup]]:
     return [seen for seen in lookups if seen.rec.matched_tokens is not None and before.n < seen.n < row.n]
 
 
-def _unaccounted(arm: ArmHistory) -> Iterator[Finding]:
-    answered = {seen.rec.request for outputs in arm.outputs.values() for seen in outputs}
+def _unaccounted(arm: ArmHistory, checked: Sequence[Generation], found: Sequence[Resumption]) -> Iterator[Finding]:
+    """Preempted requests of which no record shows how they went on."""
+    shown = {resumption.one.request for resumption in found}
+    places = {one.request: one.place for one in checked}
     for request, wheres in arm.preempted.items():
-        if request not in answered:
-            yield unknown(
-                "request_unknown", f"arm {arm.name}: {request} was preempted and answered nothing", evidence=wheres
-            )
+        if request not in shown:
+            message = f"arm {arm.name}: {request} was preempted, and no record shows how it went on"
+            yield unknown("resumption_unknown", message, places.get(request, Place(arm=arm.name)), wheres)
 
 
 def _resumption(history: History, found: Resumption, steps: Mapping[int, list[_Step]]) -> Iterator[Finding]:

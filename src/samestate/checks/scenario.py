@@ -94,6 +94,12 @@ class Generation(NamedTuple):
         """By rank."""
         return by_rank(self.arm.loads.get(self.request or "", ()))
 
+    @property
+    def first_loads(self) -> dict[int, list[Load]]:
+        """By rank, the loads that its first step went on from; a preempted request may load for later ones."""
+        found = {rank: self.resumptions(rank).get(self.first, []) for rank in self.loads} if self.first else self.loads
+        return {rank: loads for rank, loads in found.items() if loads}
+
     def resumptions(self, rank: int) -> dict[Row, list[Load]]:
         """Loads of a rank by the step that went on from them: a preempted request loads again."""
         found: dict[Row, list[Load]] = {}
@@ -234,7 +240,8 @@ def scenario_table(history: History, results: Sequence[CheckResult], required: S
 def _row(history: History, one: Generation, content: int | None, verdict: Verdict) -> CaseRow:
     compared = history.arm(CONTROL).output(cold_op(one.prompt)) is not None and one.output is not None
     difference = first_unequal(history, one)
-    ranks = {rank: restored(loads) for rank, loads in one.loads.items()}
+    first = one.first_loads
+    ranks = {rank: restored(loads) for rank, loads in first.items()}
     boundaries = set(ranks.values())
     boundary = boundaries.pop() if len(boundaries) == 1 else None
     p = one.first.start if one.first else None
@@ -249,7 +256,7 @@ def _row(history: History, one: Generation, content: int | None, verdict: Verdic
         credited=p,
         scheduled=one.first.scheduled if one.first else None,
         suffix=one.tokens - p if p is not None else None,
-        rank_bytes=list(rank_bytes(one.loads).values()),
+        rank_bytes=list(rank_bytes(first).values()),
         verdict=at_most(
             verdict,
             unlike=difference is not None or (boundary is not None and boundary != p),

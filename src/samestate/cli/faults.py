@@ -83,6 +83,8 @@ def faults(
         click.echo(json.dumps(_facts(found, engine), indent=2, ensure_ascii=False))
     elif markdown:
         click.echo(page(found.outcomes), nl=False)
+        for said in [*found.alarms, *(f"{one.fault.name} was not caught" for one in found.outcomes if not one.caught)]:
+            click.echo(said, err=True)
     else:
         _print(found)
     ctx.exit(1 if found.alarms or not all(one.caught for one in found.outcomes) else 0)

@@ -1639,7 +1639,7 @@ def settings(question: Question) -> Result:
         if arm.engine["audit_level"] != level:
             findings.append((FAIL, f"arm {arm.name}: audit level {arm.engine['audit_level']}, planned {level}"))
         findings += [(UNKNOWN, f"arm {arm.name}: rank {one} registered again") for one in sorted(arm.ranks_again)]
-        findings += in_force(arm, plan["engine"]["settings"])
+        findings += in_force(arm, {**plan["engine"]["settings"], **planned.get("settings", {})})
     return conclude("settings", findings, len(first.engine["settings"]), f"{len(due)} settings and versions")
 
 

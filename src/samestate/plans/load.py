@@ -298,6 +298,9 @@ def _check_series(plan: Plan) -> None:
 
 
 def _check_arms(plan: Plan) -> None:
+    for index, arm in enumerate(plan.arms):
+        if arm.settings and arm.name != BATCHED:
+            raise PlanError(f"arms[{index}].settings: only arm {BATCHED!r} has its own; put them into engine.settings")
     if plan.scenario or OperationName.RELOAD in plan.operations:
         _check_connected_arms(plan)
     elif [(arm.name, arm.connector) for arm in plan.arms] != [(CANDIDATE, "none")]:

@@ -59,7 +59,7 @@ class ArmPlan(Frozen):
     service: Literal["kept", "restarted"] = "kept"
     """What became of the service beside the engine since the arm that this one follows."""
     settings: dict[str, Scalar] = {}
-    """Of this arm alone, before those of `EnginePlan`; `Plan.differing_settings` must name what they change."""
+    """Of arm ``batched`` alone: they win over those of `EnginePlan`, and `Plan.differing_settings` must name them."""
 
 
 class EnginePlan(Frozen):

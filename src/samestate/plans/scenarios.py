@@ -97,7 +97,7 @@ def check_scenario(plan: Plan) -> None:
         if len(set(step.prompts)) < len(step.prompts):
             raise PlanError(f"{where}.prompts: a prompt is there twice; give it a step of its own")
         if step.arm not in arms:
-            raise PlanError(f"{where}.arm: no arm {step.arm!r} beside the control; known: {', '.join(arms)}")
+            raise PlanError(f"{where}.arm: no arm {step.arm!r} that runs a scenario; known: {', '.join(arms)}")
         if arms.index(step.arm) < reached:
             raise PlanError(f"{where}.arm: {step.arm!r} is over when this step comes; keep the arms' order")
         reached = arms.index(step.arm)
