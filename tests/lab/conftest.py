@@ -36,7 +36,7 @@ def small(boundary: Plan) -> Plan:
 
 @pytest.fixture
 def watched(small: Plan) -> Plan:
-    """The instrumented plan over the same three lengths, for the simulated engine's two groups and entries."""
+    """The instrumented plan over the same three lengths, for the simulated engine's three groups and five entries."""
     plan = load("boundary-instrumented")
     assert plan.expected_layout is not None
     update = {

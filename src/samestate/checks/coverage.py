@@ -19,6 +19,7 @@ from samestate.evidence import records as r
 from samestate.evidence.canonical import sha256_hex
 from samestate.plans.model import InputIdentity
 from samestate.plans.operations import PlannedOperation
+from samestate.plans.turns import continuing
 
 CHECK = "coverage"
 
@@ -26,6 +27,7 @@ CHECK = "coverage"
 def coverage(history: History) -> CheckResult:
     """Compare each arm's operations with the plan; imported arms are held to the same."""
     inputs = {(given.case, given.role): given for given in known_inputs(history)}
+    turns = {prompt.name for prompt in continuing(history.plan)}
     findings: list[Finding] = []
     summaries: list[str] = []
     examined = 0
@@ -35,7 +37,7 @@ def coverage(history: History) -> CheckResult:
             findings.append(unknown("missing_arm", message, Place(arm=name)))
             continue
         planned = {op.op: (case.id, op) for case in history.cases(name) for op in case.operations}
-        arm = _Arm(history.arms[name], planned, inputs)
+        arm = _Arm(history.arms[name], planned, inputs, turns)
         findings += [*arm.findings(), *traces(history, arm.arm)]
         summaries.append(f"{name} {arm.counts()}")
         examined += len(arm.arm.started)
@@ -54,8 +56,11 @@ class _Arm:
         arm: ArmHistory,
         planned: dict[str, tuple[str, PlannedOperation]],
         inputs: dict[tuple[str, str], InputIdentity],
+        turns: set[str],
     ) -> None:
+        """`turns`: cases whose prompt continues an answer."""
         self.arm = arm
+        self._turns = turns
         self._planned = planned
         wanted = {(case, op.role) for case, op in planned.values()}
         self._inputs = {at: given for at, given in inputs.items() if at in wanted}
@@ -156,7 +161,7 @@ class _Arm:
         if op.role and given is None:
             yield self._unknown("missing_input", f"resolved.json names no {op.role} of case {case}", op.op)
             return
-        if given is not None and given.sha256 is None:
+        if given is not None and given.sha256 is None and case in self._turns:
             message = f"{op.op} continues an answer of the control that is not recorded: what it is asked is not known"
             yield self._unknown("missing_answer", message, op.op, [seen.where])
             return
@@ -201,9 +206,9 @@ class _Arm:
                 yield self._fail("request_reused", f"request {request} answered {ops}", outputs[0].rec.op, wheres)
 
     def _distinct_inputs(self) -> Iterator[Finding]:
-        planned = {given.sha256 for given in self._inputs.values()}
-        if len(planned) != len(self._inputs):
-            message = f"{len(planned)} distinct inputs, planned {len(self._inputs)}"
+        known = [given.sha256 for (case, _), given in self._inputs.items() if given.sha256 or case not in self._turns]
+        if len(set(known)) != len(known):
+            message = f"{len(set(known))} distinct inputs, planned {len(known)}"
             yield self._fail("inputs_not_distinct", message, None, [])
 
     def _digests(self) -> set[str]:

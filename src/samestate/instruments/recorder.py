@@ -66,6 +66,11 @@ def failure() -> str | None:
     return next((w.failure for w in _streams.values() if w.failure), None)
 
 
+def close_in_worker(worker: object) -> None:
+    """`close`, as what `collective_rpc` calls in every worker."""
+    close()
+
+
 def close() -> None:
     """Close every stream in order. Later records are lost; call it last."""
     for writer in list(_streams.values()):

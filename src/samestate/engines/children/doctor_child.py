@@ -33,13 +33,14 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts, resolve_kv_cache_layout
-from vllm.v1.core.kv_cache_utils import (
-    get_kv_cache_groups,
-    resolve_cache_hit_alignment_tokens,
-    resolve_kv_cache_block_sizes,
-)
+from vllm.v1.core.kv_cache_utils import resolve_cache_hit_alignment_tokens, resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MambaSpec, UniformTypeKVCacheSpecs
 from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+
+try:
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_groups  # from 0.33 on
+except ImportError:
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 
 from samestate.engines.children.lifetime import end_with
 from samestate.engines.inquiry import Answer, Inquiry, Refused
