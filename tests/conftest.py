@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,9 @@ def instrumented_fault(clean_archive: Path, tiny_model: Path) -> Path:
 def shared_archive(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """The plan of shared prefixes on real vLLM with its own offloading: two engine starts."""
     return _run(tmp_path_factory.mktemp("shared-prefix") / "native", tiny_model, "shared-prefix")
+
+
+@pytest.fixture
+def run_shipped(tmp_path: Path, tiny_model: Path) -> Callable[[str], Path]:
+    """Runs a shipped plan on real vLLM with its own offloading: an engine start for each of its arms."""
+    return lambda name: _run(tmp_path / name, tiny_model, name)

@@ -72,7 +72,7 @@ def test_the_shipped_plan_passes_with_a_floor_of_nothing(tmp_path: Path) -> None
     assert judgement.verdict is Verdict.PASS
     assert set(judgement.required) == {*load("pressure").required_checks, "cacheability", "resets"}
     assert b.result(judgement, FLOOR).summary == "0 over 144 tokens, alone against in company, both cold"
-    assert b.result(judgement, EQUALITY).summary == "30/30 generations equal to cold; no ties below the floor of 0"
+    assert b.result(judgement, EQUALITY).summary == "37/37 generations equal to cold; no ties below the floor of 0"
     assert not any(row.tie for row in judgement.table)
 
 
@@ -102,9 +102,9 @@ def test_what_follows_the_first_other_token_is_not_in_the_floor(run: b.Run, tmp_
     assert judgement.verdict is Verdict.PASS
 
 
-@pytest.mark.parametrize("op", ["a.2", "a.6"])
+@pytest.mark.parametrize("op", ["a.2", "a.7"])
 def test_a_tie_is_listed_apart_and_no_pass(run: b.Run, tmp_path: Path, op: str) -> None:
-    """In a batch, and alone: `a.6` is reloaded by itself, in the steps of the cold run."""
+    """In a batch, and alone: `a.7` is reloaded by itself, in the steps of the cold run."""
     shift(run, "b.1", 5, 0.5)
     margin(run, "a.cold", 3, 0.25)
     s.spoil(run, op, 3)
@@ -120,9 +120,9 @@ def test_a_tie_is_listed_apart_and_no_pass(run: b.Run, tmp_path: Path, op: str) 
 def test_a_margin_of_the_floor_is_no_tie(run: b.Run, tmp_path: Path) -> None:
     shift(run, "b.1", 5, 0.5)
     margin(run, "a.cold", 3, 0.5)
-    s.spoil(run, "a.6", 3)
+    s.spoil(run, "a.7", 3)
     judgement = run.judge(tmp_path / "a")
-    (finding,) = about(judgement, "a.6")
+    (finding,) = about(judgement, "a.7")
     assert (judgement.verdict, finding.code) == (Verdict.FAIL, "tokens_differ")
     assert not any(row.tie for row in judgement.table)
 
@@ -140,16 +140,15 @@ def test_an_impossible_state_is_excused_by_no_tie(run: b.Run, tmp_path: Path) ->
     """The load says that it restored the whole prompt, one token more than is credited."""
     shift(run, "b.1", 5, 0.5)
     margin(run, "a.cold", 3, 0.25)
-    s.spoil(run, "a.6", 3)
-    b.edit(run.worker(), r.LoadSubmitted, {"boundary": 512}, request=s.request(run, "a.6"))
+    s.spoil(run, "a.7", 3)
+    b.edit(run.worker(), r.LoadSubmitted, {"boundary": 512}, request=s.request(run, "a.7"))
     judgement = run.judge(tmp_path / "a")
-    assert [finding.code for finding in about(judgement, "a.6")] == ["tokens_differ"]
+    assert [finding.code for finding in about(judgement, "a.7")] == ["tokens_differ"]
     assert judgement.verdict is Verdict.FAIL
 
 
 def drop_logprobs(run: b.Run) -> None:
     b.edit(run.client("batched"), r.OperationOutput, {"logprobs": None}, op="c.1")
-
 
 
 def start_later(run: b.Run) -> None:
@@ -186,19 +185,19 @@ def test_without_a_floor_a_difference_is_unknown(
     run: b.Run, tmp_path: Path, spoil: Callable[[b.Run], None], code: str
 ) -> None:
     spoil(run)
-    s.spoil(run, "a.6", 3)
+    s.spoil(run, "a.7", 3)
     judgement = run.judge(tmp_path / "a")
     assert b.codes(judgement, FLOOR) == [code]
     assert b.result(judgement, FLOOR).verdict is Verdict.UNKNOWN
-    (finding,) = about(judgement, "a.6")
+    (finding,) = about(judgement, "a.7")
     assert (finding.code, finding.verdict) == ("floor_unknown", Verdict.UNKNOWN)
 
 
 def test_a_margin_that_is_not_recorded_is_unknown(run: b.Run, tmp_path: Path) -> None:
     b.edit(run.client("control"), r.OperationOutput, {"margins": None}, op="a.cold")
-    s.spoil(run, "a.6", 3)
+    s.spoil(run, "a.7", 3)
     judgement = run.judge(tmp_path / "a")
-    assert [finding.code for finding in about(judgement, "a.6")] == ["margin_unknown"]
+    assert [finding.code for finding in about(judgement, "a.7")] == ["margin_unknown"]
 
 
 def test_company_of_one_is_none(tmp_path: Path) -> None:

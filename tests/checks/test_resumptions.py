@@ -123,7 +123,7 @@ def test_without_a_seal_it_is_unknown(run: b.Run, tmp_path: Path) -> None:
 
 
 def test_no_lookup_before_it(run: b.Run, tmp_path: Path) -> None:
-    request, at = first(run)
+    request, _ = first(run)
     b.drop(run.scheduler(), r.Lookup, request=request)
     result = checked(run, tmp_path / "a")
     assert (result.verdict, {finding.code for finding in result.findings}) == (Verdict.UNKNOWN, {"resumption_unknown"})

@@ -44,9 +44,7 @@ def test_a_clean_run_passes_and_the_second_verifier_leaves_it_open(
         ("cacheability", "full-lookup", "provenance"),
     ],
 )
-def test_a_fault_fails(
-    samestate: Command, checkpoint: Path, tmp_path: Path, plan: str, fault: str, check: str
-) -> None:
+def test_a_fault_fails(samestate: Command, checkpoint: Path, tmp_path: Path, plan: str, fault: str, check: str) -> None:
     code, said = run(samestate, checkpoint, plan, tmp_path / "a", "--fault", fault)
     assert code == 1
     assert f"  {check}: fail" in said

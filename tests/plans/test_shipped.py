@@ -1,4 +1,4 @@
-"""docs/plans.md has every shipped plan, under its own title and analyzer, and names only codes and checks that there are."""
+"""docs/plans.md has every shipped plan, under its own title and analyzer, and names only codes that there are."""
 
 from __future__ import annotations
 

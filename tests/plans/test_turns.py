@@ -8,7 +8,7 @@ import pytest
 
 from plans.refusals import refusal
 from samestate.plans.errors import PlanError
-from samestate.plans.load import load, plan_json, with_engine
+from samestate.plans.load import load, plan_json, with_connector, with_engine
 from samestate.plans.model import Plan, PromptPlan
 from samestate.plans.operations import beginnings, cases, planned_inputs, workload
 from samestate.plans.turns import kept, made
@@ -62,7 +62,9 @@ def test_what_turns_have_in_common() -> None:
 def test_a_turn_that_leaves_no_token_of_its_own(tmp_path: Path) -> None:
     plan = small()
     short = [plan.prompts[0], plan.prompts[1].model_copy(update={"tokens": "2C+1"})]
-    with pytest.raises(PlanError, match=r"prompts\[1\].tokens: '2C\+1' is 201 tokens, and 'first' with its answer takes"):
+    with pytest.raises(
+        PlanError, match=r"prompts\[1\].tokens: '2C\+1' is 201 tokens, and 'first' with its answer takes"
+    ):
         planned_inputs(plan.model_copy(update={"prompts": short}), 100)
 
 
@@ -174,3 +176,16 @@ def test_what_a_plan_does_not_use_is_not_written() -> None:
     written = plan_json(load("shared-prefix"))
     assert not [word for word in (b"continues", b"thinking", b'"answer"', b'"settings":{}') if word in written]
     assert b'"thinking":' in plan_json(load("conversation"))
+
+
+def test_another_connector_takes_none_of_the_options() -> None:
+    plan = load("conversation")
+    assert [arm.options for arm in plan.arms] == [{}, {}, {"offload_prompt_only": False}]
+    assert [arm.options for arm in with_connector(plan, "dictionary").arms] == [{}, {}, {}]
+    assert with_connector(plan, "native") == with_connector(plan, None) == plan
+
+
+def test_an_option_that_no_plan_may_say(tmp_path: Path) -> None:
+    text = CONVERSATION.replace("offload_prompt_only: false", "cpu_bytes_to_use: 1", 1)
+    message = "arms[2].options.cpu_bytes_to_use: not for a plan; known: offload_prompt_only"
+    assert refusal(tmp_path / "mine.yaml", text) == message

@@ -1,8 +1,8 @@
 """``hit-length``: how much of a prompt is found, as a function of its length N, over a sweep; no dips, no silent zero.
 
 A prompt that was computed before must be found up to B = C·⌊(N−1)/C⌋: nothing where N ≤ C, and a whole C more from
-one token beyond each multiple of C on. From its second request on; the third finds no less than the second. Asked of the
-local cache as long as nothing can have been evicted, and of the external one where every page was saved
+one token beyond each multiple of C on. From its second request on; the third finds no less than the second. Asked of
+the local cache as long as nothing can have been evicted, and of the external one where every page was saved
 (`cacheability`).
 """
 

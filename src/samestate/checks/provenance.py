@@ -118,7 +118,9 @@ class _Origins:
         place = one.place.model_copy(update={"boundary": p})
         alike = [other for other in earlier if self._begins_alike(one, other, p)]
         lost = [other for other in earlier if self._unclear(other)]
-        sure = not lost and all(self._history.whole(name) for name in {one.arm.name, *(o.arm.name for o in earlier)})
+        sure = not (lost or self._unread(one)) and all(
+            self._history.whole(name) for name in {one.arm.name, *(o.arm.name for o in earlier)}
+        )
         make = fail if sure else unknown
         reached = [other for other in alike if any(row.end >= p for row in other.schedule or ())]
         if not reached:
@@ -171,10 +173,14 @@ class _Origins:
 
     def _unclear(self, other: Generation) -> bool:
         """Whether not all that a request computed, and where its steps ended, is recorded."""
-        if other.output is None or not other.schedule:
+        if other.output is None or not other.schedule or self._unread(other):
             return True
         end = other.tokens + len(other.output.rec.token_ids) - 1
         return missing_steps(other.schedule, end) is not None or any(row.drafted for row in other.schedule)
+
+    def _unread(self, one: Generation) -> bool:
+        """Whether the tokens of its prompt are not recorded: what it begins as is not known then."""
+        return self._prefixes[one.arm.name].digest(one.request or "", one.tokens) is None
 
     def _last(self, alike: Sequence[Generation]) -> list[Row]:
         return [row for other in alike[-1:] for row in list(other.schedule or ())[:1]]

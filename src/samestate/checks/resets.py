@@ -60,7 +60,8 @@ def _left_over(history: History, one: Generation, since: list[Generation]) -> It
         reached = max((row.end for row in other.schedule or ()), default=0)
         if reached >= local and prefixes.shared(one.request or "", other.request or "", local):
             return
-    known = history.whole(one.arm.name) and all(other.output and other.schedule for other in since)
+    read = all(prefixes.digest(other.request or "", other.tokens) is not None for other in [one, *since])
+    known = history.whole(one.arm.name) and read and all(other.output and other.schedule for other in since)
     message = (
         f"{one.name}: {local} tokens local, though the engine had confirmed a reset and no request since then that "
         "begins so had reached them"

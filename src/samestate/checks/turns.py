@@ -93,7 +93,11 @@ def turns(history: History) -> CheckResult:
     if not decoded:
         message = "no turn reused a state that decode had computed: that reuse was not exercised"
         findings.append(unknown("decode_not_reused", message, Place()))
-    summary = f"{len(reused)}/{len(checked)} turns reused a prefix, {len(decoded)} of them a state that decode computed"
+    outside = sum(bool(one.external) for one in decoded)
+    summary = (
+        f"{len(reused)}/{len(checked)} turns reused a prefix, {len(decoded)} of them a state that decode computed "
+        f"({outside} from outside)"
+    )
     return conclude(CHECK, findings, unit="turns", examined=len(checked), summary=summary)
 
 

@@ -17,7 +17,7 @@ from samestate.models import catalogue
 from samestate.models.templates import TEMPLATES
 from samestate.plans.errors import nearest
 from samestate.plans.load import PlanError, freeze, load, lock_json, plan_sha256, shipped, validate_checks
-from samestate.plans.model import Plan, PromptPlan, SeriesPlan, StepPlan
+from samestate.plans.model import ArmPlan, Plan, PromptPlan, SeriesPlan, StepPlan
 from samestate.plans.operations import planned_inputs, workload
 from samestate.plans.repetitions import repeated_arms
 from samestate.plans.scenarios import CANDIDATE
@@ -103,7 +103,7 @@ def _describe(plan: Plan) -> Table:
     each = f"{min(longest)} to {max(longest)}" if len(longest) > 1 else f"{plan.output_tokens}"
     facts = {
         "question": plan.question,
-        "engine starts": f"{work.engine_starts} ({', '.join(f'{arm.name}: {arm.connector}' for arm in plan.arms)})",
+        "engine starts": f"{work.engine_starts} ({', '.join(map(_arm, plan.arms))})",
         "repetitions": _repetitions(plan),
         "operations": f"{work.operations} {whose}: {work.generations} generations, {work.resets} resets",
         "output tokens": f"{work.output_tokens:,} {whose}, {each} a generation",
@@ -154,9 +154,17 @@ def _series(series: SeriesPlan) -> str:
     return f"{series.name}: {', '.join(series.lengths)}, {series.output_tokens} tokens, template {series.template}"
 
 
+def _arm(arm: ArmPlan) -> str:
+    own = " ".join(f"{name}={value}" for name, value in {**arm.options, **arm.settings}.items())
+    return f"{arm.name}: {arm.connector}{f' with {own}' if own else ''}"
+
+
 def _prompt(prompt: PromptPlan) -> str:
-    shares = f", {prompt.shared} of them {prompt.shares}'s" if prompt.shares else ""
-    return f"{prompt.name} ({prompt.tokens}{shares})"
+    begins = f", {prompt.shared} of them {prompt.shares}'s" if prompt.shares else ""
+    if prompt.continues:
+        begins = f", after {prompt.continues} and its answer"
+        begins += f" without {prompt.thinking} tokens" if prompt.thinking else ""
+    return f"{prompt.name} ({prompt.tokens}{begins})"
 
 
 def _step(step: StepPlan) -> str:

@@ -103,7 +103,8 @@ class StreamWriter:
 
     Records wait in memory until 64 KiB, `flush` or `close`. A failed write loses the
     waiting records as a whole; the file is cut back to the last whole line and its
-    chain stays good, so `StreamClosed.dropped` is what tells of the loss.
+    chain stays good, so `StreamClosed.dropped` is what tells of the loss. A process forked from
+    the one that opened it never touches the file.
     """
 
     def __init__(self, path: Path, arm: str, process: str, *, tolerant: bool = False) -> None:
@@ -118,6 +119,7 @@ class StreamWriter:
         self._written = (0, CHAIN_START)
         self._offset = 0
         self._closed = False
+        self._pid = os.getpid()
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             self.append(StreamOpened(format=FORMAT, arm=arm, process=process, pid=os.getpid(), wall_time=utc_now()))
@@ -172,6 +174,8 @@ class StreamWriter:
         data, lines = b"".join(self._pending), len(self._pending)
         self._pending.clear()
         self._pending_bytes = 0
+        if os.getpid() != self._pid:
+            return
         try:
             _write_all(self._fd, data, self._offset)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -66,12 +67,18 @@ def failure() -> str | None:
     return next((w.failure for w in _streams.values() if w.failure), None)
 
 
-def close_in_worker(worker: object) -> None:
-    """`close`, as what `collective_rpc` calls in every worker."""
-    close()
-
-
 def close() -> None:
     """Close every stream in order. Later records are lost; call it last."""
     for writer in list(_streams.values()):
         writer.close()
+
+
+def begin_anew() -> None:
+    """A forked process (vLLM's workers on CUDA) has no stream yet, and closes its own."""
+    global _driven, _lock  # noqa: PLW0603
+    _streams.clear()
+    _driven = False
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=begin_anew)

@@ -19,7 +19,7 @@ from samestate.evidence.seal import SEAL_NAME, SUMS_NAME, read_pair, read_sums
 from samestate.plans.errors import PlanError, nearest, parse_model, quoted
 from samestate.plans.files import parse, read_bytes, to_json
 from samestate.plans.lengths import check_lengths
-from samestate.plans.model import AnalyzerPin, Connector, Format, Frozen, Plan, Sha256
+from samestate.plans.model import AnalyzerPin, ArmPlan, Connector, Format, Frozen, Plan, Sha256
 from samestate.plans.operations import check_operations
 from samestate.plans.repetitions import check_repetitions
 from samestate.plans.scenarios import BATCHED, CANDIDATE, CONTROL, check_scenario
@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 EXACT = 2**53
+NATIVE_OPTIONS = ("offload_prompt_only",)
+"""Of vLLM's offloading, what a plan may say: of an answer nothing is stored unless it is false."""
 _PLAN_NAME = "plan.json"
 _SUFFIXES = {".yaml", ".yml", ".json", ".lock"}
 
@@ -169,10 +171,16 @@ def with_connector(
         "connector": connector,
     }
     given = {field: value for field, value in update.items() if value is not None}
-    arms = [arm if arm.connector == "none" else arm.model_copy(update=given) for arm in plan.arms]
+    arms = [arm if arm.connector == "none" else arm.model_copy(update=_fitting(arm, given)) for arm in plan.arms]
     changed = plan.model_copy(update={"arms": arms})
     _check_arms(changed)
     return changed
+
+
+def _fitting(arm: ArmPlan, given: dict[str, Any]) -> dict[str, Any]:
+    """With another connector, an arm's options are none of it."""
+    changed = given.get("connector", arm.connector) != arm.connector
+    return {"options": {}, **given} if changed else given
 
 
 def _shipped_files() -> dict[str, Traversable]:
@@ -328,8 +336,10 @@ def _check_connected_arms(plan: Plan) -> None:
             raise PlanError(f"{where}.service: nothing ran before this arm; remove it or say whom the arm follows")
         if arm.connector != "lmcache":
             for field in ("release", "options", "repair"):
-                if getattr(arm, field):
+                if getattr(arm, field) and not (field == "options" and arm.connector == "native"):
                     raise PlanError(f"{where}.{field}: is for connector 'lmcache', not {arm.connector!r}; remove it")
+        if arm.connector == "native" and (unknown := sorted(set(arm.options) - set(NATIVE_OPTIONS))):
+            raise PlanError(f"{where}.options.{unknown[0]}: not for a plan; known: {', '.join(NATIVE_OPTIONS)}")
     if not plan.engine.external_cache_bytes:
         raise PlanError("engine.external_cache_bytes: is 0, and the candidate's connector needs room; make it larger")
     if plan.engine.core != "here":

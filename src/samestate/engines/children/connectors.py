@@ -48,6 +48,7 @@ def _native(command: Start) -> dict[str, Any]:
             "spec_name": "HostOffloadingSpec",
             "spec_module_path": "samestate.cache.spec",
             "cpu_bytes_to_use": command.external_cache_bytes,
+            **command.connector_options,
         },
     }
 

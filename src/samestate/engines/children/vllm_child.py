@@ -211,13 +211,7 @@ class Child:
     def close(self, _: Close) -> Closed:
         if self.engine is not None:
             self._settle()
-            executor = self.core.model_executor if self.core else None
-            try:
-                if isinstance(executor, MultiprocExecutor):
-                    # Workers may end without a shutdown of their connector: seen on CUDA, vLLM 0.33, two ranks.
-                    executor.collective_rpc(recorder.close_in_worker)
-            finally:
-                self.engine.engine_core.shutdown(timeout=SHUTDOWN_SECONDS)
+            self.engine.engine_core.shutdown(timeout=SHUTDOWN_SECONDS)
             self.engine = None
             self.stream.append(EngineStopped())
         recorder.close()
