@@ -60,9 +60,39 @@ def test_one_token_fails_both_comparisons(tmp_path: Path) -> None:
 
 
 def test_an_interposer_counts_in_the_pairs_alone(tmp_path: Path) -> None:
+    """Nothing was reused in it, so its difference is laid to nothing."""
     run = b.build()
     spoil(run, "N32.interposer-2")
-    assert b.failing(run.judge(tmp_path / "a")) == {PAIRED}
+    judgement = run.judge(tmp_path / "a")
+    assert (judgement.verdict, b.codes(judgement, RELOAD)) == (Verdict.UNKNOWN, [])
+    finding = b.only(judgement, PAIRED)
+    assert (finding.code, finding.verdict, finding.place.op) == ("cold_differs", Verdict.UNKNOWN, "N32.interposer-2")
+
+
+def test_engines_that_differ_cold_lay_nothing_to_the_reload(tmp_path: Path) -> None:
+    run = b.build()
+    for op in ("N32.cold", "N32.reload"):
+        spoil(run, op)
+    judgement = run.judge(tmp_path / "a")
+    assert (judgement.verdict, b.codes(judgement, PAIRED)) == (Verdict.UNKNOWN, ["cold_differs"] * 2)
+    cold, reload = b.result(judgement, PAIRED).findings
+    assert "neither reused anything" in cold.message
+    assert "their cold runs differ too" in reload.message
+    assert b.result(judgement, RELOAD).verdict is Verdict.PASS
+
+
+def test_a_reload_that_differs_from_its_own_cold_run_fails_however_the_engines_compute(tmp_path: Path) -> None:
+    run = b.build()
+    spoil(run, "N32.cold")
+    judgement = run.judge(tmp_path / "a")
+    assert (b.codes(judgement, PAIRED), b.failing(judgement)) == (["cold_differs"], {RELOAD})
+
+
+def test_a_control_that_repeats_itself_lays_a_cold_difference_to_the_candidate(tmp_path: Path) -> None:
+    run = with_reference(tmp_path, spoiled=False)
+    spoil(run, "N32.interposer-2")
+    judgement = run.judge(tmp_path / "a")
+    assert (b.only(judgement, PAIRED).code, b.failing(judgement)) == ("tokens_differ", {PAIRED})
 
 
 def test_a_difference_under_other_batches_cannot_be_attributed(tmp_path: Path) -> None:

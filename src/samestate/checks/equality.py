@@ -49,14 +49,45 @@ def first_difference(left: list[int], right: list[int]) -> int | None:
 
 
 def paired_equality(history: History) -> CheckResult:
-    """Candidate against control, every generation."""
+    """Candidate against control, every generation.
+
+    Engines that differ where neither reused anything do not compute alike (separate launches choose their kernels
+    anew, for one). That is laid to the candidate only where the control repeats itself over launches, as
+    `controls_equal` shows.
+    """
     control, candidate = history.arm(CONTROL), history.arm(CANDIDATE)
     pairs = [
         Comparison(case.id, Side(control, op.op), Side(candidate, op.op), op.output_tokens)
         for case, op in history.generations()
     ]
     findings, equal = _compare(history, pairs)
+    if controls_equal(history).verdict is not Verdict.PASS:
+        findings = _not_laid_to_reuse(findings, pairs)
     return _conclude(PAIRED, findings, len(pairs), f"{equal}/{len(pairs)} generations equal")
+
+
+def _not_laid_to_reuse(findings: list[Finding], pairs: list[Comparison]) -> list[Finding]:
+    """Differences where nothing was reused, and others of the same case, are unknown."""
+    cold = {pair.subject.op: pair.case for pair in pairs if all(map(_reused_nothing, (pair.reference, pair.subject)))}
+    differing = {found.place.op for found in findings if found.code == "tokens_differ"}
+    apart = {cold[op] for op in differing if op in cold and op.endswith(f".{OperationName.COLD.value}")}
+    found = []
+    for one in findings:
+        if one.code != "tokens_differ" or not (one.place.op in cold or one.place.case in apart):
+            found.append(one)
+            continue
+        why = "neither reused anything" if one.place.op in cold else "their cold runs differ too"
+        message = (
+            f"{one.message}, and {why}: the two engines do not compute alike, and nothing can be laid to reuse "
+            "(--reference shows whether the control repeats itself)"
+        )
+        found.append(unknown("cold_differs", message, one.place, one.evidence))
+    return found
+
+
+def _reused_nothing(side: Side) -> bool:
+    schedule = side.arm.schedule(side.op)
+    return schedule is not None and len(schedule) > 0 and schedule[0].start == 0
 
 
 def reload_equality(history: History) -> CheckResult:

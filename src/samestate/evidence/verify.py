@@ -91,7 +91,8 @@ LINE = "n:integer prev:hash t_ns:integer rec:@record"
 KINDS = {
     "stream_opened": "format:int arm:text process:text pid:integer wall_time:text",
     "stream_closed": "dropped:integer",
-    "attempt_started": "attempt:count plan_sha256:hash samestate_version:text source_sha256:hash source_commit:text? fault:text? arms:text[] "
+    "attempt_started": "attempt:count plan_sha256:hash samestate_version:text source_sha256:hash "
+    "source_commit:text? fault:text? arms:text[] "
     "control_seal_sha256:hash? reference_seal_sha256:hash? options:scalar{}",
     "contact_reached": "level:none|host|gpu|model|request",
     "attempt_ended": "outcome:completed|failed|interrupted|excluded reason:text?",
@@ -1190,8 +1191,18 @@ Pair = tuple[Arm, str, Arm, str]
 
 def paired_equality(question: Question) -> Result:
     control, candidate = question.arm(CONTROL), question.arm(CANDIDATE)
-    pairs = [(control, one.op, candidate, one.op) for one in question.generations()]
-    return compared("paired-equality", question, pairs)
+    settled = controls_equal(question).verdict == PASS
+    apart, findings, equal, examined = set[str](), list[Finding](), 0, 0
+    for one in sorted(question.generations(), key=lambda one: one.name != "cold"):
+        schedules = control.schedule(one.op), candidate.schedule(one.op)
+        nothing = all(rows and rows[0].start == 0 for rows in schedules)
+        found = list(unequal(question, control, one.op, candidate, one.op, "differ"))
+        if one.name == "cold" and nothing and any(verdict == "differ" for verdict, _ in found):
+            apart.add(one.case)
+        doubtful = not settled and (nothing or one.case in apart)
+        findings += [((UNKNOWN if doubtful else FAIL) if said == "differ" else said, words) for said, words in found]
+        equal, examined = equal + (not found), examined + 1
+    return conclude("paired-equality", findings, examined, f"{equal}/{examined} generations equal")
 
 
 def reload_equality(question: Question) -> Result:
