@@ -26,7 +26,8 @@ demo-lmcache: setup
 	@$(BIN)/python scripts/demo_lmcache.py
 
 test: setup
-	$(BIN)/python -m pytest -m 'not lmcache'
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m 'not vllm and not lmcache'
+	$(BIN)/python -m pytest -m 'vllm and not lmcache'
 
 test-lmcache: setup
 	$(BIN)/python -m pytest -m lmcache

@@ -84,7 +84,7 @@ def test_a_clean_run_passes(tmp_path: Path) -> None:
     assert judgement.comparison_kind == "within_one_arm"
     assert b.result(judgement, "local-equality").summary == "4/4 repeats equal to cold"
     assert b.result(judgement, "local-hits").summary == "4/4 repeats hit"
-    assert b.result(judgement, "block-size").summary == "steps end at multiples of 256, 2 groups, C=256"
+    assert b.result(judgement, "block-size").summary == "steps end at multiples of 256, 3 groups, C=256"
     assert [(row.tokens, row.repeat, row.credited, row.suffix) for row in judgement.table] == [
         (640, 1, 512, 128),
         (640, 2, 512, 128),
@@ -180,7 +180,7 @@ def test_a_block_size_that_was_reset_fails(run: b.Run, tmp_path: Path) -> None:
     assert finding.code == "block_size_reset"
     assert (
         "multiples of 128 tokens" in finding.message
-        and "groups 1 keep their state at multiples of 256" in finding.message
+        and "groups 1, 2 keep their state at multiples of 256" in finding.message
     )
     assert {row.verdict for row in judgement.table} == {Verdict.PASS}
 

@@ -35,7 +35,7 @@ def test_json_has_the_same_facts_and_the_exit_code(samestate: Command) -> None:
     arguments = ("doctor", "--model", "qwen3-next-80b-a3b", "--platform", "cuda", "--json")
     result = samestate(*arguments, "--serve-args", "--max-model-len 512")
     report = json.loads(result.stdout)
-    assert (result.exit_code, report["exit_code"], report["interval"]) == (1, 1, 544)
+    assert (result.exit_code, report["exit_code"], report["interval"]) == (1, 1, 576)
     assert [finding["id"] for finding in report["findings"] if finding["state"] == "wrong"] == ["context"]
     assert report["pages"][0]["kind"] == "attention"
     assert json.loads(samestate(*arguments).stdout)["exit_code"] == 0

