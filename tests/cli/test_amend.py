@@ -77,3 +77,29 @@ def test_bad_input_is_one_line(samestate: Command, archive: Path, arguments: lis
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
     assert word in result.stderr
     assert not (archive / "amendments").exists()
+
+
+def test_a_decision_is_recorded_shown_and_promotes_nothing(samestate: Command, archive: Path) -> None:
+    decided = samestate("amend", archive, "--decision", "held", "--text", "the marker did not recur", "--by", "me")
+    assert decided.exit_code == 0, decided.output
+    checked = samestate("check", archive)
+    assert checked.exit_code == 0
+    assert "by me, decision held: the marker did not recur" in " ".join(checked.stdout.split())
+
+
+def test_a_decision_says_what_it_rests_on(samestate: Command, archive: Path) -> None:
+    result = samestate("amend", archive, "--decision", "held")
+    assert (result.exit_code, result.stderr.strip()) == (
+        2,
+        "samestate: --decision: say in --text what it rests on",
+    )
+
+
+def test_nothing_is_accepted_without_a_pass_that_stands(samestate: Command, archive: Path, faulty: Path) -> None:
+    accept = ["--decision", "accepted", "--text", "as planned"]
+    assert samestate("amend", archive, *accept).exit_code == 0
+    samestate("amend", archive, "--withdraw", "boundary-v1.json", "--reason", "another image")
+    for root, said in ((archive, "none"), (shutil.copytree(faulty, archive.parent / "faulty"), "fail")):
+        result = samestate("amend", root, *accept)
+        assert result.exit_code == 2
+        assert f"the archive's kept verdicts are: {said}; judge it" in result.stderr

@@ -66,7 +66,8 @@ def with_signatures(judgement: Judgement, signatures: Signatures, amendments: Am
 
 def _amendment(judgement: Judgement, one: Amendment) -> Finding:
     by = f" by {one.by}" if one.by else ""
-    head = f"amendment {one.number}, {one.wall_time[:10]}{by}"
+    decided = f", decision {one.decision}" if one.decision else ""
+    head = f"amendment {one.number}, {one.wall_time[:10]}{by}{decided}"
     about = f", on {one.finding}" if one.finding else ""
     said = f": {one.text}" if one.text else ""
     evidence = [f"{AMENDMENTS}/{one.number:04}.json"]

@@ -8,7 +8,7 @@ import click
 
 from samestate.cli.failures import Failure
 from samestate.cli.judging import require_archive
-from samestate.evidence.amendments import KeptVerdict, Withdrawal, kept_verdicts
+from samestate.evidence.amendments import DECISIONS, Decision, KeptVerdict, Withdrawal, kept_verdicts
 from samestate.evidence.amendments import amend as append
 from samestate.evidence.archive import Archive
 from samestate.plans.errors import nearest
@@ -21,8 +21,17 @@ from samestate.plans.errors import nearest
 @click.option("--by", metavar="NAME", help="Who says it.")
 @click.option("--withdraw", metavar="VERDICT", help="A file of the archive's `verdicts`: nobody should rely on it.")
 @click.option("--reason", metavar="TEXT", help="Why it is withdrawn.")
+@click.option(
+    "--decision", type=click.Choice(DECISIONS), help="What people decided on the candidate; say why in --text."
+)
 def amend(
-    archive: Path, text: str, finding: str | None, by: str | None, withdraw: str | None, reason: str | None
+    archive: Path,
+    text: str,
+    finding: str | None,
+    by: str | None,
+    withdraw: str | None,
+    reason: str | None,
+    decision: Decision | None,
 ) -> None:
     """Append a remark to a sealed ARCHIVE.
 
@@ -41,7 +50,9 @@ def amend(
     if (withdraw is None) != (reason is None) or (reason is not None and not reason.strip()):
         raise Failure("--withdraw and --reason belong together: name the verdict's file and say why")
     away = _withdrawal(verdicts, withdraw, reason) if withdraw is not None and reason is not None else None
-    click.echo(append(opened, text, by=by, finding=finding, withdraws=away))
+    if decision is not None and not text.strip():
+        raise Failure("--decision: say in --text what it rests on")
+    click.echo(append(opened, text, by=by, finding=finding, withdraws=away, decision=decision))
 
 
 def _withdrawal(verdicts: list[KeptVerdict], named: str, reason: str) -> Withdrawal:

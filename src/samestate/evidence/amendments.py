@@ -7,7 +7,7 @@ moved shows. One lost from the end shows only where a signature counted it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -23,6 +23,11 @@ FORMAT = 1
 LONGEST_TEXT = 10_000
 """Characters."""
 MOST_VERDICT_BYTES = 1 << 28
+
+
+Decision = Literal["accepted", "rejected", "held", "inconclusive"]
+"""``held``: the candidate stays where it is, and nothing is promoted. ``inconclusive``: closed without an answer."""
+DECISIONS: tuple[str, ...] = get_args(Decision)
 
 
 class Withdrawal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +57,8 @@ class Amendment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     finding: str | None
     """Code of the finding that it corrects; None: of the archive as a whole, or of the verdict it withdraws."""
     withdraws: Withdrawal | None
+    decision: Decision | None = None
+    """What people decided on the candidate. No verdict does (requirement 119)."""
 
 
 class KeptVerdict(NamedTuple):
@@ -117,10 +124,12 @@ def amend(
     by: str | None = None,
     finding: str | None = None,
     withdraws: Withdrawal | None = None,
+    decision: Decision | None = None,
 ) -> Path:
     """Append an amendment; returns its path.
 
-    ArchiveError for an unsealed archive, for amendments that are damaged, and for texts that are empty or too long.
+    ArchiveError for an unsealed archive, for amendments that are damaged, for texts that are empty or too long, and
+    for an acceptance without a kept verdict of pass that nobody withdrew.
     """
     seal = archive.seal_sha256
     if seal is None:
@@ -138,6 +147,8 @@ def amend(
         if there.defects:
             where, what = there.defects[0]
             raise ArchiveError(f"{archive.root}: {where}: {what}; restore the amendments before adding one")
+        if decision == "accepted":
+            _require_pass(archive.root, seal, there.items)
         number = len(there.items) + 1
         one = Amendment(
             format=FORMAT,
@@ -149,6 +160,7 @@ def amend(
             text=text,
             finding=finding,
             withdraws=withdraws,
+            decision=decision,
         )
         try:
             data = canonical_json(msgspec.to_builtins(one))
@@ -173,6 +185,18 @@ class _Verdict(msgspec.Struct, frozen=True):
     verdict: str
     seal_sha256: str | None
     results: list[_Result]
+
+
+def _require_pass(root: Path, seal_sha256: str, before: list[Amendment]) -> None:
+    """A pass promotes nothing, and nothing is accepted without one."""
+    away = {one.withdraws.file for one in before if one.withdraws is not None}
+    standing = {one.file: one.verdict for one in kept_verdicts(root, seal_sha256) if one.file not in away}
+    if "pass" not in standing.values() or "fail" in standing.values():
+        said = ", ".join(sorted(set(standing.values()))) or "none"
+        raise ArchiveError(
+            f"--decision accepted: the archive's kept verdicts are: {said}; judge it with `samestate check`, or decide "
+            "held, rejected or inconclusive"
+        )
 
 
 def _name(number: int) -> str:
