@@ -145,3 +145,11 @@ def test_inputs_that_are_not_distinct_fail(tmp_path: Path) -> None:
     inputs = run.resolved.inputs
     inputs[1] = inputs[1].model_copy(update={"sha256": inputs[0].sha256})
     assert "inputs_not_distinct" in b.codes(run.judge(tmp_path / "a"), CHECK)
+
+
+@pytest.mark.parametrize("field", ["logprobs", "margins"])
+def test_as_many_log_probabilities_as_tokens(tmp_path: Path, field: str) -> None:
+    run = b.build()
+    b.edit(run.client(), r.OperationOutput, {field: [-0.5]}, op="N32.reload")
+    finding = b.only(run.judge(tmp_path / "a"), "coverage")
+    assert (finding.code, finding.verdict, finding.place.op) == ("wrong_length", Verdict.FAIL, "N32.reload")

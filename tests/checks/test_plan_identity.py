@@ -202,3 +202,13 @@ def test_prompts_that_begin_as_one_through_a_third_share_what_both_do(tmp_path: 
     two = plan.prompts[1].model_copy(update={"name": "two", "tokens": "2C+9", "shared": "2C+5"})
     run = s.recorded(plan.model_copy(update={"prompts": [*plan.prompts, two]}), tmp_path)
     assert b.codes(run.judge(tmp_path / "a"), CHECK) == []
+
+
+def test_an_arm_that_no_plan_knows_fails_though_the_attempt_names_it(tmp_path: Path) -> None:
+    run = b.build()
+    for (arm, process), records in list(run.streams.items()):
+        if arm == "candidate":
+            run.streams["candidate-3", process] = list(records)
+    b.edit(run.attempts, r.AttemptStarted, {"arms": ["control", "candidate", "candidate-3"]})
+    findings = b.result(run.judge(tmp_path / "a"), CHECK).findings
+    assert ("unplanned_arm", Verdict.FAIL, "candidate-3") in {(f.code, f.verdict, f.place.arm) for f in findings}

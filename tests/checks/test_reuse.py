@@ -76,6 +76,7 @@ def test_part_of_a_block_fails(run: b.Run, tmp_path: Path) -> None:
     first, *others = save.parts
     part = msgspec.structs.replace(first, bytes=first.bytes - 1)
     run.worker()[at] = msgspec.structs.replace(save, parts=[part, *others])
+    b.edit(run.worker(), r.SaveCompleted, {"bytes": sum(one.bytes for one in (part, *others))}, job=save.job)
     assert [(one.code, one.verdict) for one in findings(run, tmp_path / "a")] == [("bytes_disagree", Verdict.FAIL)]
 
 
@@ -107,3 +108,20 @@ def test_a_save_that_never_ends_is_unknown(run: b.Run, tmp_path: Path) -> None:
     run.worker().remove(next(o for o in run.worker() if isinstance(o, r.SaveCompleted) and o.job == job))
     codes = {one.code for one in findings(run, tmp_path / "a")}
     assert codes >= {"save_unpaired", "not_saved_here"}
+
+
+def test_transfers_of_groups_that_were_never_registered_are_unknown(run: b.Run, tmp_path: Path) -> None:
+    b.edit(run.worker(), r.RankRegistered, {"transfer_groups": []})
+    codes = {one.code for one in findings(run, tmp_path / "a")}
+    assert "unknown_group" in codes
+
+
+def test_a_save_that_moved_other_bytes_than_it_said_fails(run: b.Run, tmp_path: Path) -> None:
+    job = run.worker()[of(run, r.SaveSubmitted, "trunk.1")].job  # type: ignore[attr-defined]
+    b.edit(run.worker(), r.SaveCompleted, {"bytes": 1}, job=job)
+    assert [(one.code, one.verdict) for one in findings(run, tmp_path / "a")] == [("bytes_disagree", Verdict.FAIL)]
+
+
+def test_a_connector_that_reports_no_bytes_of_its_saves_is_believed(run: b.Run, tmp_path: Path) -> None:
+    b.edit(run.worker(), r.SaveCompleted, {"bytes": None})
+    assert findings(run, tmp_path / "a") == []

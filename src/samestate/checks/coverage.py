@@ -130,6 +130,11 @@ class _Arm:
             if len(given) > max(1, self._seen[op.op]):
                 wheres = [one.where for one in given]
                 yield self._fail(f"repeated_{what}", f"{op.op} has {len(given)} {what}s", op.op, wheres)
+        for output in self.arm.outputs.get(op.op, ()):
+            for name, values in (("logprobs", output.rec.logprobs), ("margins", output.rec.margins)):
+                if values is not None and len(values) != len(output.rec.token_ids):
+                    message = f"{op.op} has {len(output.rec.token_ids)} tokens and {len(values)} {name}"
+                    yield self._fail("wrong_length", message, op.op, [output.where])
         for end in ends:
             if not end.rec.ok:
                 yield self._unknown(

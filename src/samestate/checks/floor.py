@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding
-from samestate.checks.equality import first_difference
+from samestate.checks.equality import first_difference, wrong_length
 from samestate.checks.geometry import missing_steps
 from samestate.checks.history import History, MissingEvidence
 from samestate.checks.scenario import (
@@ -67,6 +67,16 @@ def measured(history: History) -> Floor:
         cold = history.arm(CONTROL).output(cold_op(one.prompt))
         if found or cold is None or one.output is None:
             findings += [] if found else [unknown("floor_not_measured", f"{one.name}: no cold output", one.place)]
+            continue
+        gap = missing_steps(
+            history.arm(CONTROL).schedule(cold_op(one.prompt)), one.tokens + len(cold.rec.token_ids) - 1
+        )
+        odd = [
+            *wrong_length(history, one.name, one.output, one.op.output_tokens, one.place),
+            *([unknown("floor_not_measured", f"{cold_op(one.prompt)}: {gap}", one.place, [cold.where])] if gap else []),
+        ]
+        if odd:
+            findings += odd
             continue
         alone, together = cold.rec, one.output.rec
         part = first_difference(alone.token_ids[: one.op.output_tokens], together.token_ids)

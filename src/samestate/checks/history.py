@@ -132,6 +132,8 @@ class Saves:
     unpaired: list[Seen[r.SaveSubmitted] | Seen[r.SaveCompleted]] = field(default_factory=list)
     """Job numbers used again before completion, and completions without a submission."""
     failed: list[Seen[r.SaveCompleted]] = field(default_factory=list)
+    unlike: list[Seen[r.SaveCompleted]] = field(default_factory=list)
+    """Completed with other bytes than their submission describes, where a connector reports any."""
 
 
 @dataclass(slots=True)
@@ -504,5 +506,7 @@ class _Reader:
         elif not seen.rec.ok:
             arm.saves.failed.append(seen)
         else:
+            if seen.rec.bytes not in (None, sum(part.bytes for part in submitted.rec.parts)):
+                arm.saves.unlike.append(seen)
             done = arm.saves.done.setdefault((seen.rec.rank, submitted.rec.request or ""), [])
             done += [Saved(seen.n, submitted.t_ns, part, submitted.where, seen.t_ns) for part in submitted.rec.parts]

@@ -203,8 +203,11 @@ def _arms(history: History) -> Iterator[Finding]:
     for name in dict.fromkeys(expected):
         if name not in history.arms:
             yield unknown("missing_arm", f"the attempt names arm {name}; it is not in the archive", Place(arm=name))
+    planned_names = {REFERENCE, *(planned.name for planned in repeated_arms(history.plan))}
     for arm in history.arms.values():
         place = Place(arm=arm.name)
+        if arm.name not in planned_names:
+            yield fail("unplanned_arm", f"arm {arm.name} is in the archive and not in the plan", place)
         for seen in arm.engines:
             if seen.rec.checkpoint_interval != c:
                 message = f"arm {arm.name} ran at C={seen.rec.checkpoint_interval}, resolved.json says {c}"

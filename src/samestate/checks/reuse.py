@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from samestate.checks.base import CheckResult, Finding
+from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.boundary import restored
 from samestate.checks.history import ArmHistory, History, Load
 from samestate.checks.layout import RankLayout
@@ -17,7 +17,7 @@ from samestate.checks.parts import Block, Loaded, rank_parts, save_parts, saved_
 from samestate.checks.prefixes import Prefixes
 from samestate.checks.scenario import Generation, generations, lineage
 from samestate.checks.transfers import CHECK, rank_bytes, saves_completed
-from samestate.checks.verdicts import conclude, fail
+from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.canonical import sha256_hex
 
 __all__ = ["CHECK", "transfers"]
@@ -35,10 +35,26 @@ def transfers(history: History) -> CheckResult:
         moved += sum(rank_bytes(one.loads).values())
         findings += found
     for arm in history.candidates:
+        findings += _unknown_groups(arm)
         findings += saves_completed(arm, must_save=history.follows(arm.name) is None)
         findings += save_parts(arm)
     summary = f"{good}/{len(checked)} generations loaded whole prefixes that were saved before, {moved} bytes"
     return conclude(CHECK, findings, unit="generations", examined=len(checked), summary=summary)
+
+
+def _unknown_groups(arm: ArmHistory) -> Iterator[Finding]:
+    """Transfers of groups that the rank never registered: nothing can hold their pages to anything."""
+    moved = [(load.submitted.rec.rank, load.submitted) for loads in arm.loads.values() for load in loads]
+    parts = [(rank, part.group, seen.where) for rank, seen in moved for part in seen.rec.parts]
+    parts += [(rank, one.part.group, one.where) for (rank, _), saves in arm.saves.done.items() for one in saves]
+    known = {rank: {group.group for group in seen.rec.transfer_groups} for rank, seen in arm.ranks.items()}
+    lost: dict[tuple[int, int], list[str]] = {}
+    for rank, group, where in parts:
+        if group not in known.get(rank, set()):
+            lost.setdefault((rank, group), []).append(where)
+    for (rank, group), wheres in sorted(lost.items()):
+        message = f"arm {arm.name}: rank {rank}: {len(wheres)} transfers move group {group}, which it never registered"
+        yield unknown("unknown_group", message, Place(arm=arm.name, rank=rank, group=group), wheres[:1])
 
 
 def _salts(one: Generation) -> Iterator[Finding]:

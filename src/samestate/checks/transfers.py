@@ -163,6 +163,11 @@ def saves_completed(arm: ArmHistory, *, must_save: bool = True) -> Iterator[Find
     for done in arm.saves.failed:
         message = f"save {done.rec.job} of rank {done.rec.rank} failed"
         yield unknown("save_failed", message, place.model_copy(update={"rank": done.rec.rank}), [done.where])
+    for done in arm.saves.unlike:
+        message = (
+            f"save {done.rec.job} of rank {done.rec.rank} moved {done.rec.bytes} bytes, its submission says others"
+        )
+        yield fail("bytes_disagree", message, place.model_copy(update={"rank": done.rec.rank}), [done.where])
     for loaded in arm.stray_loads:
         message = f"load {loaded.rec.job} of rank {loaded.rec.rank} completed and was never submitted"
         yield unknown("load_unpaired", message, place.model_copy(update={"rank": loaded.rec.rank}), [loaded.where])

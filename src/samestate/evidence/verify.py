@@ -374,7 +374,7 @@ class Arm:
         """By (rank, request)."""
         self.open_saves: dict[tuple[int, int], Seen] = {}
         """By (rank, job)."""
-        self.submitted = self.unpaired = self.failed = 0
+        self.submitted = self.unpaired = self.failed = self.unlike = 0
         """Of saves."""
 
     KEPT = (
@@ -450,6 +450,7 @@ class Arm:
             self.failed += 1
         else:
             parts = submitted.rec["parts"]
+            self.unlike += rec["bytes"] not in (None, sum(part["bytes"] for part in parts))
             if parts:
                 request = submitted.rec["request"] or ""
                 self.saves[rec["rank"], request] += [Saved(part, seen.n, submitted.t) for part in parts]
@@ -1037,6 +1038,12 @@ def answers(question: Question, arm: Arm) -> Iterator[Finding]:
                 yield FAIL, f"{op} has {len(records)} of {what}"
         if any(not end.rec["ok"] for end in ends):
             yield UNKNOWN, f"{op} ended with an error"
+        for output in arm.by_op.get(("operation_output", op), ()):
+            ids = len(output.rec["token_ids"])
+            for name in ("logprobs", "margins"):
+                values = output.rec.get(name)
+                if values is not None and len(values) != ids:
+                    yield FAIL, f"{op} has {ids} tokens and {len(values)} {name}"
         lines = [seen.n, *(one.n for one in given), *(one.n for one in ends)]
         following = started[place + 1].n if place + 1 < len(started) else seen.n
         if times[op] == 1 and (lines != sorted(lines) or seen.n < following < lines[-1]):
@@ -1576,6 +1583,8 @@ def attempted(question: Question) -> Iterator[Finding]:
         if name not in question.arms:
             yield UNKNOWN, f"the attempt names arm {name}; it is not in the archive"
     for arm in question.arms.values():
+        if arm.name != REFERENCE and arm.name not in {planned.name for planned in in_order(question.plan)}:
+            yield FAIL, f"arm {arm.name} is in the archive and not in the plan"
         for seen in arm.all["engine_started"]:
             if seen.rec["checkpoint_interval"] != question.c:
                 yield (
@@ -1926,6 +1935,8 @@ def saves(arm: Arm, tables: dict[int, Tables]) -> Iterator[Finding]:
     for count, what in ((lone, "saves unpaired"), (arm.failed, "saves failed"), (arm.stray_loads, "loads unpaired")):
         if count:
             yield UNKNOWN, f"arm {arm.name}: {count} {what}"
+    if arm.unlike:
+        yield FAIL, f"arm {arm.name}: {arm.unlike} saves moved other bytes than their submissions say"
     for (rank, request), done in arm.saves.items():
         if rank in tables:
             for one in done:
