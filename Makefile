@@ -5,13 +5,14 @@ export PYTHON TORCH_INDEX
 
 BIN := .venv/bin
 
-.PHONY: help setup demo demo-lmcache test test-lmcache check build clean
+.PHONY: help setup demo demo-lmcache test test-lmcache soak check build clean
 
 help:
 	@echo 'make demo    cold against reload on a real vLLM, right and with a fault'
 	@echo 'make demo-lmcache   two releases of LMCache, and the older one repaired'
-	@echo 'make test    all tests but those on releases of LMCache'
+	@echo 'make test    all tests but soaks and those on releases of LMCache'
 	@echo 'make test-lmcache   the tests on releases of LMCache, which pip fetches'
+	@echo 'make soak    long runs on real engines: kills'
 	@echo 'make check   format, lint, types, import contract'
 	@echo 'make build   wheel and sdist in dist/'
 	@echo 'make clean   remove what was made, .venv excepted'
@@ -27,10 +28,13 @@ demo-lmcache: setup
 
 test: setup
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m 'not vllm and not lmcache'
-	$(BIN)/python -m pytest -m 'vllm and not lmcache'
+	$(BIN)/python -m pytest -m 'vllm and not lmcache and not soak'
 
 test-lmcache: setup
 	$(BIN)/python -m pytest -m lmcache
+
+soak: setup
+	$(BIN)/python -m pytest -m soak
 
 check: setup
 	$(BIN)/ruff format --check .

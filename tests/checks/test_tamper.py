@@ -435,7 +435,7 @@ def test_what_nothing_in_the_archive_contradicts_only_a_signature_shows(
     archives: dict[str, Sealed], field: str
 ) -> None:
     values: dict[str, Any] = {
-        "wall_time": "1999-12-31T23:59:59.000Z", "pid": 1, "samestate_version": "9", "attempt": 2, "logprobs": [0.5],
+        "wall_time": "1999-12-31T23:59:59.000Z", "pid": 1, "samestate_version": "9", "attempt": 2,
         "versions": {"sim": "9"},
     }  # fmt: skip
 
@@ -443,6 +443,7 @@ def test_what_nothing_in_the_archive_contradicts_only_a_signature_shows(
         if field == "t_ns":
             line["t_ns"] += 10**12
         elif field in line["rec"]:
+            values["logprobs"] = [-0.5] * len(line["rec"].get("token_ids", ()))
             line["rec"][field] = values[field]
 
     assert forged(archives["boundary"], change).verdicts == ("pass", "pass")

@@ -72,6 +72,11 @@ def test_options_of_lmcache_reach_the_rules(samestate: Command) -> None:
         (["--tensor-parallel", "3", "--platform", "cuda"], "--tensor-parallel: 3 ranks do not divide"),
         (["--tensor-parallel", "0"], "Invalid value for '--tensor-parallel'"),
         (["--serve-args", "--block-size 100"], "--block-size: 100 is no multiple of"),
+        (["--tensor-parallel", "1000000000000"], "--tensor-parallel: 1000000000000 ranks; say 1 to 4,096"),
+        (["--external-cache-bytes", "1" + "0" * 400], "Invalid value for '--external-cache-bytes'"),
+        (["--connector", "lmcache", "--connector-option", "chunk_size=0"], "--connector-option: chunk_size must be"),
+        (["--connector", "lmcache", "--connector-option", "chunk-size=-5"], "--connector-option: chunk_size must be"),
+        (["--connector", "lmcache", "--connector-option", "chunk_size=on"], "--connector-option: chunk_size must be"),
     ],
 )
 def test_bad_input_is_one_line(samestate: Command, arguments: list[str], message: str) -> None:

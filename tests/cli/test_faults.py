@@ -62,6 +62,18 @@ def test_a_fault_that_only_tokens_show_is_half_caught(samestate: Command) -> Non
     )
 
 
+def test_json_and_markdown_together_are_refused(samestate: Command) -> None:
+    result = samestate("faults", "--only", "zero-page", "--json", "--markdown")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert "--json, --markdown: are two forms of one page; leave one of them out" in result.stderr
+
+
+def test_a_fault_that_is_named_twice_runs_once(samestate: Command) -> None:
+    result = samestate("faults", "--only", "zero-page", "--only", "zero-page", "--clean", "0", "--json")
+    assert result.exit_code == 0, result.output
+    assert [fault["fault"] for fault in json.loads(result.stdout)["faults"]] == ["zero-page"]
+
+
 def test_an_uncaught_fault_is_exit_code_1(samestate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SimEngine.conducts, "zero-page", Conduct)
     result = samestate("faults", "--only", "zero-page", "--clean", "0")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,14 @@ def test_names_that_mean_nothing(samestate: Command, tmp_path: Path, old: str, n
     assert result.exit_code == 2
     assert result.stderr.startswith(f"samestate: {message}")
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["show", "freeze"])
+def test_a_template_of_a_series_that_does_not_exist_is_named(samestate: Command, tmp_path: Path, command: str) -> None:
+    text = files("samestate.plans").joinpath("shipped/continuation.yaml").read_text()
+    (tmp_path / "p.yaml").write_text(text.replace("template: ordered-rules-zh", "template: nope"))
+    out = ("--out", tmp_path / "p.lock") if command == "freeze" else ()
+    result = samestate("plan", command, tmp_path / "p.yaml", *out)
+    assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
+    assert "series[1].template: no template 'nope'" in result.stderr
+    assert not (tmp_path / "p.lock").exists()

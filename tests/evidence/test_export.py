@@ -251,3 +251,37 @@ def test_another_archives_seal_names_another_folder(tar: Path, tmp_path: Path) -
 
     with pytest.raises(ArchiveError, match="is not named after the seal"):
         verify_export(spoiled(tar, tmp_path, rename))
+
+
+@pytest.mark.tamper
+@pytest.mark.parametrize("what", ["after the end", "in the end", "cut end", "in padding"])
+def test_bytes_that_no_export_writes_are_not_verified(tar: Path, tmp_path: Path, what: str) -> None:
+    data = bytearray(tar.read_bytes())
+    with tarfile.open(tar) as opened:
+        members = opened.getmembers()
+    padded = next(one for one in members if one.size % 512)
+    match what:
+        case "after the end":
+            data += b"hidden"
+        case "in the end":
+            data[-6:] = b"hidden"
+        case "cut end":
+            del data[-512:]
+        case "in padding":
+            data[padded.offset_data + padded.size] = 1
+    (tmp_path / "b.tar").write_bytes(data)
+    with pytest.raises(ArchiveError, match=r"holds bytes after|does not end where"):
+        verify_export(tmp_path / "b.tar")
+
+
+@pytest.mark.tamper
+def test_members_out_of_order_or_of_somebody_are_not_verified(tar: Path, tmp_path: Path) -> None:
+    def swap(members: list[tuple[tarfile.TarInfo, bytes]], top: str) -> None:
+        members[0], members[1] = members[1], members[0]
+
+    def own(members: list[tuple[tarfile.TarInfo, bytes]], top: str) -> None:
+        members[0][0].uname = "somebody"
+
+    for how, said in ((swap, "is out of order"), (own, "has another header")):
+        with pytest.raises(ArchiveError, match=said):
+            verify_export(spoiled(tar, tmp_path, how))

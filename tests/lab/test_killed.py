@@ -252,6 +252,7 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.vllm
 def test_killed_on_a_real_engine(tmp_path: Path) -> None:
     """At five moments, and then a new attempt beside what they left."""

@@ -44,6 +44,19 @@ def test_drafts() -> None:
         ("--block-size big", "--block-size: 'big' is no whole number above 0"),
         ("--block-size 0", "--block-size: '0' is no whole number above 0"),
         ("--max-model-len long", "--max-model-len: 'long' is no length in tokens; say it as 8192 or 8k"),
+        (f"--block-size 1{'0' * 5000}", "--block-size: is too large; say at most 1,000,000,000"),
+        ("--max-model-len 0", "--max-model-len: must be 1 to"),
+        (f"--max-model-len 1{'0' * 400}", "--max-model-len: must be 1 to"),
+        ("--max-num-batched-tokens 0", "--max-num-batched-tokens: must be 1 to"),
+        ("--enable-prefix-caching=false", "--enable-prefix-caching: takes no value; say .* or --no-enable-prefix-c"),
+        ("--enable-prefix-caching False", "--enable-prefix-caching: takes no value"),
+        ("--no-enable_chunked_prefill=0", "--enable-chunked-prefill: takes no value"),
+        ("--gdn-prefill-backend banana", "--gdn-prefill-backend: 'banana' is none; use one of auto, triton, flashin"),
+        ("-sc '{\"num_speculative_tokens\": -5}'", "--speculative-config: num_speculative_tokens must be a whole n"),
+        ("-sc '{\"num_speculative_tokens\": 0}'", "--speculative-config: num_speculative_tokens must be a whole nu"),
+        ("-sc '{\"num_speculative_tokens\": true}'", "--speculative-config: num_speculative_tokens must be a whole"),
+        (f"-sc '{{\"num_speculative_tokens\": {10**12}}}'", "--speculative-config: num_speculative_tokens must be"),
+        (f"-sc {'[' * 200_000}", "--speculative-config: is no JSON object"),
         ("--model m", "--serve-args: --model is said twice"),
         ("--config f.yaml", "--serve-args: --config hides settings in a file; write its flags out"),
         ("--speculative-config {", "--speculative-config: is no JSON object"),
@@ -59,5 +72,7 @@ def test_what_is_no_value_or_contradicts_is_one_line(arguments: str, message: st
 
 
 def test_what_does_not_contradict_is_let_through() -> None:
+    assert read("--gdn-prefill-backend cutedsl").gdn_prefill == "cutedsl"
+    assert read('-sc \'{"method": "mtp"}\'').drafts == 0
     assert read("--no-enable-prefix-caching").prefix_caching is False
     assert read("--enable-prefix-caching --mamba-cache-mode align --kv-transfer-config '{}'").connector

@@ -8,8 +8,8 @@ import pytest
 
 from samestate.models.cache_shape import CacheShape, cache_shape, text_config
 from samestate.models.configs import model_config
-from samestate.models.fields import ConfigError
-from samestate.models.layer_states import Target, UnknownShape
+from samestate.models.fields import ConfigError, UnknownShape
+from samestate.models.layer_states import Target
 
 SMALL_QWEN3_NEXT = {
     "model_type": "qwen3_next",
@@ -31,6 +31,15 @@ SMALL_QWEN3_NEXT = {
 
 def config(name: str, **changes: Any) -> dict[str, Any]:
     return {**model_config(name).config, **changes}
+
+
+def kimi(delta: Any, full: Any) -> dict[str, Any]:
+    linear = config("kimi-linear-48b-a3b")["linear_attn_config"]
+    return config("kimi-linear-48b-a3b", linear_attn_config={**linear, "kda_layers": delta, "full_attn_layers": full})
+
+
+def without(name: str, base: dict[str, Any] = SMALL_QWEN3_NEXT) -> dict[str, Any]:
+    return {field: value for field, value in base.items() if field != name}
 
 
 def page(shape: CacheShape, kind: str) -> tuple[int, int, int]:
@@ -152,6 +161,38 @@ def test_a_text_config_is_found_and_its_type_may_stand_outside() -> None:
     assert text_config(outer).architecture == "Q"
 
 
+def test_a_hybrid_without_a_recurrent_layer_has_plain_blocks() -> None:
+    for model, block in (
+        ({**SMALL_QWEN3_NEXT, "full_attention_interval": 1}, 16),
+        ({**SMALL_QWEN3_NEXT, "layer_types": ["full_attention"] * 8}, 16),
+        (kimi([], list(range(1, 28))), 64),
+        (config("glm-5.3-flash", layer_types=["indexed_attention"] * 45), 512),
+    ):
+        shape = cache_shape(model, Target())
+        assert (shape.interval, shape.state_dtype) == (block, None)
+        assert "recurrent" not in {pages.kind for pages in shape.pages}
+
+
+def test_layers_go_by_either_of_their_names() -> None:
+    old = cache_shape(config("granite-4.0-h-small"), Target())
+    words = {"mamba": "linear_attention", "attention": "full_attention"}
+    renamed = [words[name] for name in config("granite-4.0-h-small")["layer_types"]]
+    assert cache_shape(config("granite-4.0-h-small", layer_types=renamed), Target()) == old
+
+
+def test_c_of_a_huge_state_is_exact() -> None:
+    """In floats it would be off by many tokens."""
+    sizes = {"linear_num_value_heads": 10**6, "linear_key_head_dim": 999_999_937, "linear_value_head_dim": 999_999_929}
+    shape = cache_shape({**SMALL_QWEN3_NEXT, **sizes}, Target())
+    layers, page_bytes, state = page(shape, "recurrent")
+    assert layers == 6
+    assert 0 <= page_bytes - state < page_bytes // shape.interval * 16
+
+
+def test_a_head_size_that_is_stated_needs_no_hidden_size() -> None:
+    assert cache_shape(without("hidden_size"), Target()).interval == 272
+
+
 # --- what is not known ----------------------------------------------------------------------------
 
 
@@ -162,15 +203,15 @@ def test_a_text_config_is_found_and_its_type_may_stand_outside() -> None:
         (SMALL_QWEN3_NEXT, Target(cache_dtype="nvfp4"), "--kv-cache-dtype nvfp4"),
         (config("kimi-linear-48b-a3b"), Target(platform="cpu"), "latent attention"),
         ({**SMALL_QWEN3_NEXT, "model_type": "qwen3", "use_sliding_window": True}, Target(), "windows"),
+        (config("granite-4.0-h-small", layer_types=["mamba"] * 40), Target(), "by layer_types no layer attends"),
+        ({**SMALL_QWEN3_NEXT, "full_attention_interval": 9}, Target(), "by full_attention_interval no layer attends"),
+        (config("glm-5.3-flash", num_hidden_layers=3), Target(), "by num_hidden_layers no layer attends"),
+        (kimi(list(range(1, 28)), []), Target(), "by full_attn_layers no layer attends"),
     ],
 )
 def test_what_cannot_be_known_is_not_invented(model: dict[str, Any], target: Target, why: str) -> None:
     with pytest.raises(UnknownShape, match=why):
         cache_shape(model, target)
-
-
-def without(name: str, base: dict[str, Any] = SMALL_QWEN3_NEXT) -> dict[str, Any]:
-    return {field: value for field, value in base.items() if field != name}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +231,32 @@ def without(name: str, base: dict[str, Any] = SMALL_QWEN3_NEXT) -> dict[str, Any
         (SMALL_QWEN3_NEXT, Target(tensor_parallel=16), "--tensor-parallel: 16 ranks do not divide"),
         (SMALL_QWEN3_NEXT, Target(block_size=100), "--block-size: 100 is no multiple of 16.*say 96"),
         (config("glm-5.3-flash"), Target(block_size=1792), "--block-size: 1792 is no multiple of 512.*say 2048"),
-        (SMALL_QWEN3_NEXT, Target(state_dtype="int3"), "dtype 'int3': unknown; use one of"),
+        (SMALL_QWEN3_NEXT, Target(tensor_parallel=10**12), "--tensor-parallel: 1000000000000 ranks; say 1 to 4,096"),
+        ({"model_type": "x", "dtype": "half"}, Target(tensor_parallel=10**12), "--tensor-parallel: 1000000000000 ra"),
+        (SMALL_QWEN3_NEXT, Target(state_dtype="int3"), "--mamba-ssm-cache-dtype: dtype 'int3': unknown; use one of"),
+        ({**SMALL_QWEN3_NEXT, "mamba_ssm_dtype": "int3"}, Target(), "config.json: mamba_ssm_dtype: dtype 'int3'"),
+        (SMALL_QWEN3_NEXT, Target(dtype="nope"), "^--dtype: 'nope' is none that vLLM computes in"),
+        ({**SMALL_QWEN3_NEXT, "num_hidden_layers": 10**9}, Target(), "num_hidden_layers is 1000000000; make it at mo"),
+        ({**without("linear_key_head_dim"), "model_type": "qwen3", "num_hidden_layers": 10**9}, Target(), "at most"),
+        (
+            {**SMALL_QWEN3_NEXT, "head_dim": 10**400},
+            Target(),
+            r"head_dim is 10+\.\.\.0+; make it at most 1,000,000,000",
+        ),
+        ({**SMALL_QWEN3_NEXT, "layer_types": []}, Target(), "config.json: layer_types names 0 layers"),
+        ({**SMALL_QWEN3_NEXT, "layer_types": ["mamba"] * 8}, Target(), "layer_types names 'mamba', no layer of this"),
+        ({**SMALL_QWEN3_NEXT, "layers_block_type": ["x"] * 8}, Target(), "layers_block_type names 'x', no layer of"),
+        (config("glm-5.3-flash", layer_types=["attention"] * 45), Target(), "layer_types names 'attention', no layer"),
+        ({"model_type": "nemotron_h", "dtype": "half", "hybrid_override_pattern": "M*x"}, Target(), "names 'x', no la"),
+        (kimi([1] * 20, [4, 8, 12, 16, 20, 24, 27]), Target(), "do not name each of the 27 layers"),
+        (kimi(list(range(1, 21)), []), Target(), "do not name each of the 27 layers"),
+        (kimi(["1"], []), Target(), "linear_attn_config: kda_layers is missing or no list of numbers"),
+        ({**SMALL_QWEN3_NEXT, "num_key_value_heads": 3}, Target(), "num_key_value_heads is 3, which does not divide"),
+        ({**SMALL_QWEN3_NEXT, "num_key_value_heads": 16}, Target(), "num_key_value_heads is 16, which does not div"),
+        ({**without("head_dim"), "hidden_size": 3}, Target(), "config.json: hidden_size is less than num_attention_h"),
+        ({**SMALL_QWEN3_NEXT, "max_position_embeddings": -5}, Target(), "max_position_embeddings is -5; make it a wh"),
+        ({**SMALL_QWEN3_NEXT, "max_position_embeddings": True}, Target(), "max_position_embeddings is True; make it"),
+        (SMALL_QWEN3_NEXT, Target(block_size=10**400 + 1), "--block-size: 10+1 is no multiple of 16"),
     ],
 )
 def test_what_does_not_fit_is_one_line_with_field_and_remedy(

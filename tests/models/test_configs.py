@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,20 @@ def test_a_folder_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (None, "holds no config.json; name a checkpoint's folder"),
         ("{", "is no JSON .*; copy it again"),
         ("[]", "is no JSON object; copy it again"),
+        ('{"a":' * 200_000, "is nested too deep; copy it again"),
+        (" " * (2**24 + 1), "has more than 16,777,216 bytes; copy it again"),
     ],
 )
 def test_a_folder_without_a_config_is_one_line(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(ConfigError, match=f"--model: .*{message}"):
+        model_config(str(tmp_path))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match=r"--model: .*config\.json is no regular file; copy it again"):
         model_config(str(tmp_path))
 
 

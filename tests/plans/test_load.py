@@ -375,3 +375,18 @@ def test_serve_arguments_win_over_settings_and_enter_the_plan() -> None:
     dropped = set(plan.engine.settings) - set(changed.engine.settings)
     assert dropped == {"block_size", "max_model_len", "enable_prefix_caching"}
     assert plan_sha256(changed) != plan_sha256(plan)
+
+
+@pytest.mark.parametrize("size", ["0", "-16", "true", "'1792'", "1792.0"])
+def test_a_block_size_that_is_none_is_named(tmp_path: Path, size: str) -> None:
+    assert "block_size: 1792" in SHIPPED
+    said = refusal(tmp_path / "p.yaml", SHIPPED.replace("block_size: 1792", f"block_size: {size}"))
+    assert said.startswith("engine.settings.block_size: must be a whole number above 0")
+
+
+def test_a_block_size_of_an_arm_is_named(tmp_path: Path) -> None:
+    text = files("samestate.plans").joinpath("shipped/pressure.yaml").read_text()
+    spoiled = text.replace("num_gpu_blocks_override: 96", "block_size: 0")
+    assert spoiled != text
+    said = refusal(tmp_path / "p.yaml", spoiled)
+    assert "arms[1].settings.block_size: must be a whole number above 0" in said

@@ -24,6 +24,7 @@ from samestate.models.configs import shipped
 from samestate.models.fields import ConfigError
 
 DEFAULT_MODEL = "qwen3-next-tiny"
+MOST_BYTES = 2**60
 _MARKS = {
     "ok": ("ok", "green"),
     "wrong": ("wrong", "bold red"),
@@ -48,7 +49,9 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
     "--tensor-parallel", type=click.IntRange(1), metavar="N", help="Ranks. Default: as the flags say, else 1."
 )
 @click.option("--vllm-version", metavar="X.Y.Z", help="The release that will serve. Default: the installed one.")
-@click.option("--external-cache-bytes", type=click.IntRange(1), default=CONTROL_BYTES, show_default=True, metavar="N")
+@click.option(
+    "--external-cache-bytes", type=click.IntRange(1, MOST_BYTES), default=CONTROL_BYTES, show_default=True, metavar="N"
+)
 @click.option("--connector", type=click.Choice(["native", "dictionary", "lmcache"]), help="The one you mean to use.")
 @click.option("--lmcache-version", metavar="X.Y.Z", help="Default: the one installed beside vLLM.")
 @click.option(

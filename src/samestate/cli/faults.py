@@ -67,6 +67,8 @@ def faults(
 
     Exit code 1 where a fault was not caught, or a clean run was called faulty.
     """
+    if as_json and markdown:
+        raise Failure("--json, --markdown: are two forms of one page; leave one of them out")
     if engine == "vllm" and clean is not None:
         raise Failure("--clean: on vLLM every fault's own clean prompts stand beside it; leave it out")
     chosen = _choose(only, engine)
@@ -97,7 +99,7 @@ def _choose(only: Sequence[str], engine: EngineChoice) -> list[Fault]:
             raise Failure(f"--only: no fault {name!r}{nearest(name, FAULTS)}; docs/faults.md lists them")
         if name not in known:
             raise Failure(f"--only: {name} cannot be armed on {engine}; leave out --engine {engine}")
-    return [known[name] for name in only] or list(known.values())
+    return [known[name] for name in dict.fromkeys(only)] or list(known.values())
 
 
 # --- the simulated engine -----------------------------------------------------------------------------

@@ -31,6 +31,8 @@ def frozen(plan: Plan) -> Plan:
     analyzer = plan.analyzer.id
     _require_known("analyzer.id", "analyzer", analyzer, list(ANALYZERS))
     _require_known("template", "template", plan.template, list(TEMPLATES))
+    for index, series in enumerate(plan.series):
+        _require_known(f"series[{index}].template", "template", series.template, list(TEMPLATES))
     _require_known("engine.model", "model", plan.engine.model, [*catalogue.names(), EXTERNAL])
     validate_checks(plan, list(ANALYZERS[analyzer].checks), ANALYZERS[analyzer].floor)
     return freeze(plan, source_sha256(analyzer))

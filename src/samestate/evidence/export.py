@@ -151,8 +151,31 @@ def verify_export(tar: Path) -> Verified:
                 "is missing" if name not in sealed else "is not listed" if name not in sums else "has another SHA-256"
             )
             raise ArchiveError(f"{tar}: {name} {what}; the archive changed on the way, fetch or export it again")
+    _require_own_bytes(tar)
     arms = Counter(name.split("/")[1] for name in sums if name.startswith("arms/"))
     return Verified(len(sums), dict(arms), len(found) - len(sums) - len(kept), total, found[SEAL_NAME])
+
+
+def _require_own_bytes(path: Path) -> None:
+    """ArchiveError unless the tar has every byte that `_write` gives such members, and none besides."""
+    before, end = "", 0
+    with _telling(path), path.open("rb") as file, tarfile.open(path, mode="r:") as tar:
+        for member in tar:
+            if member.name <= before:
+                raise ArchiveError(f"{path}: {member.name!a} is out of order; fetch or export it again")
+            header = _member(member.name, member.size).tobuf(tarfile.PAX_FORMAT)
+            padding = bytes(-member.size % tarfile.BLOCKSIZE)
+            file.seek(end)
+            if file.read(len(header)) != header:
+                raise ArchiveError(f"{path}: {member.name!a} has another header; fetch or export it again")
+            file.seek(member.size, os.SEEK_CUR)
+            if file.read(len(padding)) != padding:
+                raise ArchiveError(f"{path}: holds bytes after {member.name!a}; fetch or export it again")
+            before, end = member.name, file.tell()
+        # Two empty blocks, and zeros until the record is full.
+        rest = bytes(2 * tarfile.BLOCKSIZE + -(end + 2 * tarfile.BLOCKSIZE) % tarfile.RECORDSIZE)
+        if file.read(len(rest) + 1) != rest:
+            raise ArchiveError(f"{path}: does not end where an export does; fetch or export it again")
 
 
 def _first_folder(path: Path) -> str:
@@ -191,10 +214,13 @@ def _write(file: IO[bytes], root: Path, names: list[str], top: str) -> None:
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in names:
             with (root / name).open("rb") as source:
-                member = tarfile.TarInfo(f"{top}/{name}")
-                member.size = os.fstat(source.fileno()).st_size
-                member.mode, member.mtime = MODE, 0
-                tar.addfile(member, source)
+                tar.addfile(_member(f"{top}/{name}", os.fstat(source.fileno()).st_size), source)
+
+
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = size, MODE, 0
+    return member
 
 
 def _members(path: Path, top: str | None = None) -> Iterator[tuple[str, int, io.BufferedReader]]:

@@ -23,8 +23,8 @@ from samestate.lab.obstacles import findings, fits, tier
 from samestate.lab.serving import Serving, read_serve_args
 from samestate.models.cache_shape import CacheShape, TextConfig, cache_shape, text_config
 from samestate.models.configs import ModelConfig, model_config
-from samestate.models.fields import ConfigError
-from samestate.models.layer_states import Target, UnknownShape
+from samestate.models.fields import MOST, ConfigError, UnknownShape
+from samestate.models.layer_states import Target
 
 CONTROL_BYTES = 2**30
 """Of an external tier that nobody has sized: what the connectors' documents use."""
@@ -63,6 +63,7 @@ def examine(
 
     Raises `ConfigError` for bad input, one line, and `samestate.engines.inquiry.InquiryError` when vLLM dies.
     """
+    _refuse_options(request)
     model = model_config(request.model)
     serving = read_serve_args(request.serve_args)
     text = text_config(model.config, serving.dtype)
@@ -111,6 +112,12 @@ def examine(
         findings=_found(case, asked, shape, why),
         assumed=shape.assumed if shape and asked.answer is None else [],
     )
+
+
+def _refuse_options(request: Request) -> None:
+    for name, value in request.options.items():
+        if name.replace("-", "_") == "chunk_size" and (type(value) is not int or not 1 <= value <= MOST):
+            raise ConfigError(f"--connector-option: chunk_size must be a whole number of tokens, 1 to {MOST:,}")
 
 
 def _refuse_contradictions(case: Case) -> None:

@@ -123,7 +123,7 @@ def _chunk_size(case: Case) -> Iterator[Finding]:
     if case.interval is None or not case.prefix_caching or case.connector != "lmcache":
         return
     stated = case.options.get("chunk_size")
-    size = stated if isinstance(stated, int) and stated > 0 else UPSTREAM_CHUNK
+    size = stated if isinstance(stated, int) else UPSTREAM_CHUNK
     whose = "" if size == stated else " (LMCache's default)"
     sources = ["https://github.com/LMCache/LMCache/issues/4782"]
     if size % case.interval == 0:

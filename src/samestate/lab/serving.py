@@ -10,13 +10,18 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from samestate.models.fields import ConfigError
+from samestate.models.fields import MOST, ConfigError
 from samestate.plans.serve_args import settings_named
 
 _SCALES = {"": 1, "k": 1000, "m": 10**6, "K": 1024, "M": 2**20}
 """As vLLM reads lengths (``human_readable_int`` in ``vllm/engine/arg_utils.py``)."""
 _BLOCK_DROPPING = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 """Draft methods that give a hit's last block back (`use_eagle_block_drop` in ``vllm/config/speculative.py``)."""
+_MOST_DRAFTS = 10_000
+_GDN_PREFILL = ("auto", "triton", "flashinfer", "cutedsl", "aiter_flydsl")
+"""``--gdn-prefill-backend`` in ``vllm/engine/arg_utils.py``; ``auto`` goes without saying."""
+_SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
+_TRUTHS = ("true", "false", "on", "off", "yes", "no", "1", "0")
 _SHORT = {
     "-tp": "tensor_parallel_size",
     "-pp": "pipeline_parallel_size",
@@ -53,6 +58,7 @@ class Serving(NamedTuple):
 
 def read_serve_args(arguments: Sequence[str]) -> Serving:
     """The cache's settings in `arguments`. Raises `ConfigError` for what is no value, and for contradictions."""
+    _refuse_valued_switches(arguments)
     values = dict(_pairs(arguments))
     method, drafts = _speculation(values.get("speculative_config"))
     serving = Serving(
@@ -73,7 +79,7 @@ def read_serve_args(arguments: Sequence[str]) -> Serving:
         state_mode=values.get("mamba_cache_mode"),
         drafts=drafts,
         drops_block=any(word in method for word in _BLOCK_DROPPING),
-        gdn_prefill=values.get("gdn_prefill_backend") or "auto",
+        gdn_prefill=_gdn_prefill(values.get("gdn_prefill_backend")),
         connector=any(name.startswith(("kv_transfer_config", "kv_offloading")) for name in _names(arguments)),
     )
     _refuse_contradictions(serving)
@@ -122,12 +128,31 @@ def _switch(arguments: Sequence[str], name: str) -> bool | None:
     return said[-1] == name if said else None
 
 
+def _refuse_valued_switches(arguments: Sequence[str]) -> None:
+    """vLLM's parser takes no value for a switch, so ``=false`` would not turn it off."""
+    for index, argument in enumerate(arguments):
+        name = _flag(argument).removeprefix("no_")
+        following = "".join(arguments[index + 1 : index + 2]).lower()
+        if argument.startswith("--") and name in _SWITCHES and ("=" in argument or following in _TRUTHS):
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag}: takes no value; say --{flag} or --no-{flag}")
+
+
+def _gdn_prefill(text: str | None) -> str:
+    if text is not None and text not in _GDN_PREFILL:
+        raise ConfigError(f"--gdn-prefill-backend: {text!r} is none; use one of {', '.join(_GDN_PREFILL)}")
+    return text or "auto"
+
+
 def _whole(values: dict[str, str], name: str) -> int | None:
     text = values.get(name)
     if text is None:
         return None
-    if not re.fullmatch(r"\d+", text) or not int(text):
+    if not re.fullmatch(r"[0-9]+", text) or not text.strip("0"):
         raise ConfigError(f"--{name.replace('_', '-')}: {text!r} is no whole number above 0")
+    # By its length first: Python reads no number of thousands of digits.
+    if len(text) > len(str(MOST)) or int(text) > MOST:
+        raise ConfigError(f"--{name.replace('_', '-')}: is too large; say at most {MOST:,}")
     return int(text)
 
 
@@ -135,10 +160,13 @@ def _length(values: dict[str, str], name: str) -> int | None:
     text = values.get(name)
     if text is None or text in ("auto", "-1"):
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text)
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kKmM]?)", text)
     if found is None:
         raise ConfigError(f"--{name.replace('_', '-')}: {text!r} is no length in tokens; say it as 8192 or 8k")
-    return int(float(found[1]) * _SCALES[found[2]])
+    length = float(found[1]) * _SCALES[found[2]]
+    if not 1 <= length <= MOST:
+        raise ConfigError(f"--{name.replace('_', '-')}: must be 1 to {MOST:,} tokens; say it as 8192 or 8k")
+    return int(length)
 
 
 def _speculation(text: str | None) -> tuple[str, int]:
@@ -146,9 +174,13 @@ def _speculation(text: str | None) -> tuple[str, int]:
         return "", 0
     try:
         config: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
         raise ConfigError("--speculative-config: is no JSON object; quote it as one word")
-    drafts = config.get("num_speculative_tokens", 0)
-    return str(config.get("method", "")), drafts if isinstance(drafts, int) else 0
+    drafts = config.get("num_speculative_tokens")
+    if drafts is not None and (type(drafts) is not int or not 1 <= drafts <= _MOST_DRAFTS):
+        raise ConfigError(
+            f"--speculative-config: num_speculative_tokens must be a whole number from 1 to {_MOST_DRAFTS:,}"
+        )
+    return str(config.get("method", "")), drafts or 0

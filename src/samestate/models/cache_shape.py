@@ -8,13 +8,13 @@ vLLM 0.32.0, `_align_hybrid_block_size` and `_preferred_block_size_for_backends`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil, lcm
+from math import lcm
 from typing import Any, NamedTuple
 
 import msgspec
 
-from samestate.models.fields import ConfigError, Fields
-from samestate.models.layer_states import Attention, States, Target, UnknownShape, layer_states
+from samestate.models.fields import ConfigError, Fields, UnknownShape
+from samestate.models.layer_states import Attention, States, Target, layer_states
 
 DTYPES = ("bfloat16", "float16", "half", "float32", "float")
 DEFAULT_BLOCK = {"cuda": 16, "cpu": 128}
@@ -81,6 +81,8 @@ def text_config(config: Mapping[str, Any], dtype: str = "auto") -> TextConfig:
     stated = next(
         (value for part in (inner, config) for name in ("dtype", "torch_dtype") if (value := part.get(name))), None
     )
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigError(f"--dtype: {dtype!r} is none that vLLM computes in; use one of {', '.join(DTYPES)}")
     stated = dtype if dtype != "auto" else stated
     if stated is None:
         raise ConfigError("config.json: dtype is missing; add the type of its weights, or say --dtype in --serve-args")
@@ -89,13 +91,14 @@ def text_config(config: Mapping[str, Any], dtype: str = "auto") -> TextConfig:
             f"config.json: dtype {stated!r} is none that vLLM computes in; use one of {', '.join(DTYPES)}"
         )
     architectures = config.get("architectures") or [None]
-    lengths = [inner.get(name) for name in ("max_position_embeddings", "model_max_length", "max_sequence_length")]
+    fields = Fields(inner)
+    length = next((name for name in _LENGTHS if fields.has(name)), None)
     return TextConfig(
-        Fields(inner),
+        fields,
         inner_type if isinstance(inner_type, str) else model_type,
         str(stated),
         architectures[0] if isinstance(architectures, list) and isinstance(architectures[0], str) else None,
-        next((length for length in lengths if isinstance(length, int)), None),
+        fields.whole(length) if length else None,
     )
 
 
@@ -139,7 +142,7 @@ def _said_or_preferred(target: Target, common: int) -> int:
     if target.block_size is None:
         return default if default % common == 0 else common
     if target.block_size < 1 or target.block_size % common:
-        near = max(1, round(target.block_size / common)) * common
+        near = max(1, (2 * target.block_size + common) // (2 * common)) * common
         raise ConfigError(
             f"--block-size: {target.block_size} is no multiple of {common}, the attention kernels' block; say {near}"
         )
@@ -152,9 +155,10 @@ def _aligned(states: States, block: int, common: int) -> int:
         return block
     first = states.attention[0]
     step = max(first.kernel_block, block, LATENT_BLOCK if states.latent else 0)
-    needed = step * ceil(states.recurrent.state_bytes / (step * first.token_bytes))
+    # Whole numbers throughout: a float is off by one where a state is large.
+    needed = step * -(-states.recurrent.state_bytes // (step * first.token_bytes))
     common = lcm(common, states.recurrent.grid)
-    return max(block, common * ceil(needed / common))
+    return max(block, common * -(-needed // common))
 
 
 def _assumed(target: Target, states: States, common: int) -> list[str]:
@@ -173,5 +177,6 @@ def _assumed(target: Target, states: States, common: int) -> list[str]:
     return [f"blocks in multiples of {common} tokens ({kernels})"]
 
 
+_LENGTHS = ("max_position_embeddings", "model_max_length", "max_sequence_length")
 _COMPOSITE = {"qwen3_5", "qwen3_5_moe", "glm5_next"}
 """Types of models with a vision tower: the language model's fields lie in ``text_config``."""

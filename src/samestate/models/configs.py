@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from samestate.models import catalogue
 from samestate.models.fields import ConfigError
 
+_MOST_BYTES = 2**24
 _DATA = files("samestate.models").joinpath("data")
 
 
@@ -54,12 +55,18 @@ def model_config(model: str) -> ModelConfig:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"--model: {path} is no regular file; copy it again from its publisher")
+    if path.exists() and path.stat().st_size > _MOST_BYTES:
+        raise ConfigError(f"--model: {path} has more than {_MOST_BYTES:,} bytes; copy it again from its publisher")
     try:
         config = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"--model: {path.parent} holds no config.json; name a checkpoint's folder") from None
     except OSError as error:
         raise ConfigError(f"--model: {path} cannot be read ({error.strerror}); check its permissions") from None
+    except RecursionError:
+        raise ConfigError(f"--model: {path} is nested too deep; copy it again from its publisher") from None
     except ValueError as error:
         raise ConfigError(f"--model: {path} is no JSON ({error}); copy it again from its publisher") from None
     if not isinstance(config, dict):

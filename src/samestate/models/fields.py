@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
+
+MOST = 10**9
+"""No count of a model is larger: what is makes sizes that nothing can hold, or print."""
+MOST_LAYERS = 10_000
+MOST_RANKS = 4096
 
 
 class ConfigError(ValueError):
     """A config.json, or what is asked of it, does not fit; one line that names the field and the remedy."""
+
+
+class UnknownShape(Exception):
+    """Nothing is known that this could be calculated from; one line."""
 
 
 class Fields:
@@ -17,15 +27,21 @@ class Fields:
         self._config = config
         self._where = where
 
-    def whole(self, name: str, default: int | None = None) -> int:
-        """A count, at least 1. Raises `ConfigError`."""
+    def whole(self, name: str, default: int | None = None, most: int = MOST) -> int:
+        """A count from 1 to `most`. Raises `ConfigError`."""
         value = self._config.get(name)
         value = default if value is None else value
         if value is None:
             raise ConfigError(f"{self._where}: {name} is missing; it is the model's own, take it from its publisher")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{self._where}: {name} is {value!r}; make it a whole number above 0")
+            raise ConfigError(f"{self._where}: {name} is {reprlib.repr(value)}; make it a whole number above 0")
+        if value > most:
+            raise ConfigError(f"{self._where}: {name} is {reprlib.repr(value)}; make it at most {most:,}")
         return value
+
+    def has(self, name: str) -> bool:
+        """Whether it is there and not null."""
+        return self._config.get(name) is not None
 
     def count(self, name: str) -> int:
         """A count that may be 0. Raises `ConfigError`."""
@@ -54,16 +70,16 @@ class Fields:
         value = self._config.get(name)
         return Fields(value, f"{self._where}: {name}") if isinstance(value, Mapping) else None
 
-    def length(self, name: str) -> int:
-        """Entries of a list. Raises `ConfigError`."""
+    def numbers(self, name: str) -> list[int]:
+        """A list of whole numbers. Raises `ConfigError`."""
         value = self._config.get(name)
-        if not isinstance(value, list):
-            raise ConfigError(f"{self._where}: {name} is missing or no list; it says which layers are of this kind")
-        return len(value)
+        if not isinstance(value, list) or not all(type(one) is int for one in value):
+            raise ConfigError(f"{self._where}: {name} is missing or no list of numbers; it says which layers are these")
+        return value
 
 
 def divide(what: str, number: int, ranks: int) -> int:
-    """`number` over the ranks. Raises `ConfigError` unless it divides."""
+    """`number` over the ranks, of which there are at most `MOST_RANKS`. Raises `ConfigError` unless it divides."""
     if number % ranks:
         fits = max(n for n in range(1, ranks) if number % n == 0)
         raise ConfigError(

@@ -8,10 +8,10 @@ pages of attention are those of ``vllm/v1/kv_cache_interface.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import ceil
 from typing import NamedTuple
 
-from samestate.models.fields import ConfigError, Fields, divide
+from samestate.models.fields import MOST_LAYERS, MOST_RANKS, ConfigError, Fields, UnknownShape, divide
+from samestate.models.layer_kinds import GLM, MAMBA, MIXED, QWEN, layer_kinds, require_attention
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "half": 2, "bfloat16": 2, "float": 4, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 """Bytes of one value, by vLLM's names of types; packed formats are not here, their pages are a kernel's own."""
@@ -19,10 +19,6 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "half": 2, "bfloat16": 2, "float": 4,
 
 GDN_CHUNK = 64
 """`FLASHINFER_GDN_CHECKPOINT_ALIGNMENT` in vLLM 0.33: seen in the blocks that it then chooses."""
-
-
-class UnknownShape(Exception):
-    """Nothing is known that this could be calculated from; one line."""
 
 
 class Target(NamedTuple):
@@ -97,6 +93,8 @@ def layer_states(model_type: str, fields: Fields, target: Target, dtype: str) ->
 
     Raises `ConfigError` for fields that are missing or do not fit, `UnknownShape` for other architectures.
     """
+    if not 1 <= target.tensor_parallel <= MOST_RANKS:
+        raise ConfigError(f"--tensor-parallel: {target.tensor_parallel} ranks; say 1 to {MOST_RANKS:,}")
     reader = _READERS.get(model_type)
     if reader is None:
         raise UnknownShape(f"model_type {model_type!r}: its cache is not calculated here")
@@ -108,14 +106,22 @@ def layer_states(model_type: str, fields: Fields, target: Target, dtype: str) ->
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def _bytes(dtype: str) -> int:
+def _bytes(dtype: str, flag: str) -> int:
     if dtype not in DTYPE_BYTES:
-        raise ConfigError(f"dtype {dtype!r}: unknown; use one of {', '.join(DTYPE_BYTES)}")
+        raise ConfigError(f"{flag}: dtype {dtype!r}: unknown; use one of {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[dtype]
 
 
+def _stated_type(fields: Fields, name: str) -> str | None:
+    """The recurrence's type as the config states it."""
+    stated = fields.text(name)
+    if stated is not None:
+        _bytes(stated, f"config.json: {name}")
+    return stated
+
+
 def _cache_bytes(target: Target, dtype: str) -> int:
-    return _bytes(dtype if target.cache_dtype == "auto" else target.cache_dtype)
+    return _bytes(dtype if target.cache_dtype == "auto" else target.cache_dtype, "--kv-cache-dtype")
 
 
 def _grouped(fields: Fields, target: Target, dtype: str, layers: int) -> Attention:
@@ -123,9 +129,16 @@ def _grouped(fields: Fields, target: Target, dtype: str, layers: int) -> Attenti
     heads, ranks = fields.whole("num_attention_heads"), target.tensor_parallel
     divide("num_attention_heads", heads, ranks)
     kv_heads = fields.whole("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ConfigError(
+            f"config.json: num_key_value_heads is {kv_heads}, which does not divide num_attention_heads = {heads}; "
+            "each is shared by as many heads"
+        )
     if ranks % kv_heads:
         divide("num_key_value_heads", kv_heads, ranks)
-    size = fields.whole("head_dim", fields.whole("hidden_size") // heads)
+    size = fields.whole("head_dim") if fields.has("head_dim") else fields.whole("hidden_size") // heads
+    if size < 1:
+        raise ConfigError(f"config.json: hidden_size is less than num_attention_heads = {heads}; say head_dim")
     # Multiples of 16 for FlashAttention and Triton, of 32 for CPUs (v1/attention/backends/flash_attn.py, cpu_attn.py).
     kernel = 32 if target.platform == "cpu" else 16
     return Attention("attention", layers, max(1, kv_heads // ranks) * 2 * size * _cache_bytes(target, dtype), 1, kernel)
@@ -150,7 +163,8 @@ def _state(target: Target, dtype: str, conv: int, recurrence: int, layers: int, 
         state_type = "float32"
     elif state_type == "auto":
         state_type = default or conv_type
-    return Recurrent(layers, conv * _bytes(conv_type) + recurrence * _bytes(state_type), state_type)
+    size = conv * _bytes(conv_type, "--mamba-cache-dtype") + recurrence * _bytes(state_type, "--mamba-ssm-cache-dtype")
+    return Recurrent(layers, size, state_type)
 
 
 def _mamba2(fields: Fields, target: Target, dtype: str, layers: int, names: Mapping[str, str]) -> Recurrent:
@@ -162,7 +176,7 @@ def _mamba2(fields: Fields, target: Target, dtype: str, layers: int, names: Mapp
     conv = divide("the convolution's channels", heads * size + 2 * groups * width, ranks)
     rows = fields.whole(names["kernel"]) - 1 + target.drafts
     default = "float32" if names is _NEMOTRON else None
-    stated = fields.text("mamba_ssm_cache_dtype") if names is _NEMOTRON else None
+    stated = _stated_type(fields, "mamba_ssm_cache_dtype") if names is _NEMOTRON else None
     return _state(
         target, dtype, conv * rows, divide(names["heads"], heads, ranks) * size * width, layers, stated or default
     )
@@ -191,40 +205,26 @@ def _delta(target: Target, dtype: str, heads: int, size: int, kernel: int, layer
     return _state(target, dtype, conv * (kernel - 1 + target.drafts), own * size * size, layers, "float32")
 
 
-def _kinds(fields: Fields, recurrent: set[str], default: Callable[[int, int], bool] | None = None) -> tuple[int, int]:
-    """How many layers keep tokens, and how many a state."""
-    layers = fields.whole("num_hidden_layers")
-    named = fields.names("layer_types") or fields.names("layers_block_type")
-    if named is not None:
-        if len(named) != layers:
-            raise ConfigError(
-                f"config.json: layer_types names {len(named)} layers, num_hidden_layers is {layers}; make them equal"
-            )
-        states = sum(name in recurrent for name in named)
-        return layers - states, states
-    if default is None:
-        raise ConfigError("config.json: layer_types is missing; it says which layers keep a state")
-    states = sum(default(layer, layers) for layer in range(layers))
-    return layers - states, states
-
-
 # --- architectures --------------------------------------------------------------------------------
 
 
 def _gated_delta_net(fields: Fields, target: Target, dtype: str) -> States:
     """Qwen3-Next, Qwen3.5: `gated_delta_net_state_shape`. Qwen3.5 states the recurrence's type, ``mamba_ssm_dtype``."""
-    interval = fields.whole("full_attention_interval", 4)
-    tokens, states = _kinds(fields, {"linear_attention"}, lambda layer, _: bool((layer + 1) % interval))
+    every = fields.whole("full_attention_interval", 4)
+    tokens, states = layer_kinds(fields, QWEN, lambda layer: bool((layer + 1) % every), "full_attention_interval")
+    attention = [_grouped(fields, target, dtype, tokens)]
+    if not states:
+        return States(attention, None, None, latent=False)
     keys, values = fields.whole("linear_num_key_heads"), fields.whole("linear_num_value_heads")
     key, value = fields.whole("linear_key_head_dim"), fields.whole("linear_value_head_dim")
     own = divide("linear_num_value_heads", values, target.tensor_parallel)
     divide("linear_num_key_heads", keys, target.tensor_parallel)
     conv = (2 * keys * key + values * value) // target.tensor_parallel
     rows = fields.whole("linear_conv_kernel_dim", 4) - 1 + target.drafts
-    recurrent = _state(target, dtype, conv * rows, own * value * key, states, fields.text("mamba_ssm_dtype"))
+    recurrent = _state(target, dtype, conv * rows, own * value * key, states, _stated_type(fields, "mamba_ssm_dtype"))
     if target.checkpointing_gdn and target.platform == "cuda":
         recurrent = recurrent._replace(grid=GDN_CHUNK)
-    return States([_grouped(fields, target, dtype, tokens)], recurrent, None, latent=False)
+    return States(attention, recurrent, None, latent=False)
 
 
 def _kimi_linear(fields: Fields, target: Target, dtype: str) -> States:
@@ -233,15 +233,19 @@ def _kimi_linear(fields: Fields, target: Target, dtype: str) -> States:
         raise ConfigError(
             "config.json: linear_attn_config is missing; vLLM reads heads and layers of linear attention there"
         )
-    recurrent = _delta(
-        target,
-        dtype,
-        linear.whole("num_heads"),
-        linear.whole("head_dim"),
-        linear.whole("short_conv_kernel_size"),
-        linear.length("kda_layers"),
-    )
-    latent = _latent(fields, target, dtype, linear.length("full_attn_layers"))
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    delta, full = linear.numbers("kda_layers"), linear.numbers("full_attn_layers")
+    if sorted(delta + full) != list(range(1, layers + 1)):
+        raise ConfigError(
+            "config.json: linear_attn_config: kda_layers and full_attn_layers do not name each of the "
+            f"{layers} layers (num_hidden_layers), counted from 1, once; mend them"
+        )
+    require_attention(len(full), "full_attn_layers")
+    latent = _latent(fields, target, dtype, len(full))
+    if not delta:
+        return States([latent], None, None, latent=True)
+    heads, size = linear.whole("num_heads"), linear.whole("head_dim")
+    recurrent = _delta(target, dtype, heads, size, linear.whole("short_conv_kernel_size"), len(delta))
     return States([latent], recurrent, None, latent=True)
 
 
@@ -249,24 +253,24 @@ def _glm5_next(fields: Fields, target: Target, dtype: str) -> States:
     """GLM-5.3-Flash: ``vllm/models/glm5next/common/attention.py``. The indexer keeps one row of 8-bit keys and their
     scales a pool of tokens, its kernels take pages of 32 rows (``get_paged_mqa_page_sizes``; 64 on SM120); the tail of
     an unfinished pool is a ring of 16-bit keys and gates."""
-    tokens, states = _kinds(fields, {"linear_attention"}, lambda layer, _: layer % 4 != 3)
+    tokens, states = layer_kinds(fields, GLM, lambda layer: layer % 4 != 3)
     linear = fields.within("linear_attn_config")
     heads = linear.whole("num_heads") if linear else fields.whole("linear_num_heads")
     size = linear.whole("head_dim") if linear else fields.whole("linear_head_dim")
     kernel = linear.whole("short_conv_kernel_size") if linear else fields.whole("linear_conv_kernel_dim")
     pool, width = fields.whole("index_kpool"), fields.whole("index_head_dim")
     indexer = Attention("indexer", tokens, width + width // 128 * 4, pool, 32 * pool)
-    ring = pool * (1 << (ceil((pool + target.drafts) / pool) - 1).bit_length())
+    ring = pool * (1 << (-(-(pool + target.drafts) // pool) - 1).bit_length())
     return States(
         [_latent(fields, target, dtype, tokens), indexer],
-        _delta(target, dtype, heads, size, kernel, states),
+        _delta(target, dtype, heads, size, kernel, states) if states else None,
         Ring(tokens, ring, 2 * ring * width * 2),
         latent=True,
     )
 
 
 def _granite(fields: Fields, target: Target, dtype: str) -> States:
-    tokens, states = _kinds(fields, {"mamba"})
+    tokens, states = layer_kinds(fields, MAMBA)
     recurrent = _mamba2(fields, target, dtype, states, _GRANITE) if states else None
     return States([_grouped(fields, target, dtype, tokens)], recurrent, None, latent=False)
 
@@ -274,7 +278,9 @@ def _granite(fields: Fields, target: Target, dtype: str) -> States:
 def _nemotron(fields: Fields, target: Target, dtype: str) -> States:
     pattern = fields.text("hybrid_override_pattern")
     named = list(pattern) if pattern else fields.names("layers_block_type") or fields.names("layer_types") or []
-    states, tokens = sum(one in ("M", "mamba") for one in named), sum(one in ("*", "attention") for one in named)
+    if len(named) > MOST_LAYERS:
+        raise ConfigError(f"config.json: hybrid_override_pattern names {len(named):,} layers; at most {MOST_LAYERS:,}")
+    tokens, states = MIXED.kinds(named, "hybrid_override_pattern" if pattern else "layers_block_type")
     if not states or not tokens:
         raise ConfigError(
             "config.json: hybrid_override_pattern is missing or names no attention and state; give one letter a layer"
@@ -287,7 +293,9 @@ def _nemotron(fields: Fields, target: Target, dtype: str) -> States:
 def _dense(fields: Fields, target: Target, dtype: str) -> States:
     if fields.flag("use_sliding_window") or set(fields.names("layer_types") or []) - {"full_attention"}:
         raise UnknownShape("layer_types, use_sliding_window: pages of windows are not calculated here")
-    return States([_grouped(fields, target, dtype, fields.whole("num_hidden_layers"))], None, None, latent=False)
+    return States(
+        [_grouped(fields, target, dtype, fields.whole("num_hidden_layers", most=MOST_LAYERS))], None, None, latent=False
+    )
 
 
 _READERS: Mapping[str, Callable[[Fields, Target, str], States]] = {

@@ -289,6 +289,12 @@ def _check_engine(plan: Plan) -> None:
         for index, arm in enumerate(plan.arms):
             if setting in arm.settings:
                 raise PlanError(f"arms[{index}].settings.{setting}: {why}")
+    settings_of = {"engine": plan.engine.settings}
+    settings_of |= {f"arms[{index}]": arm.settings for index, arm in enumerate(plan.arms)}
+    for where, settings in settings_of.items():
+        size = settings.get("block_size", 1)
+        if type(size) is not int or size < 1:
+            raise PlanError(f"{where}.settings.block_size: must be a whole number above 0, not {quoted(size)}")
     own = {name: value for arm in plan.arms for name, value in arm.settings.items()}
     check_serve_args(plan.engine.serve_args, plan.engine.settings | own)
 
