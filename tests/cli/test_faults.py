@@ -95,7 +95,7 @@ def test_a_false_alarm_is_exit_code_1(samestate: Command, monkeypatch: pytest.Mo
     monkeypatch.setattr(command, "simulate", lambda plan, fault, *rest: clean(plan, fault or "stale-page", *rest))
     result = samestate("faults", "--only", "zero-page", "--clean", "1")
     assert result.exit_code == 1
-    assert "1 false alarm in 1 clean runs" in result.stdout
+    assert "1 false alarm in 1 clean run" in result.stdout
     assert "false alarm: boundaries, variation 0: fail" in result.stdout
 
 

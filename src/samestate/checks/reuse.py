@@ -28,17 +28,18 @@ def transfers(history: History) -> CheckResult:
     checked = generations(history, history.candidates)
     arms = {arm.name: _Arm(history, arm) for arm in history.candidates}
     findings: list[Finding] = []
-    good = moved = 0
+    good = loaded = moved = 0
     for one in checked:
         found = [*arms[one.arm.name].parts(one), *_salts(one)]
-        good += not found
+        loaded += bool(one.loads)
+        good += bool(one.loads) and not found
         moved += sum(rank_bytes(one.loads).values())
         findings += found
     for arm in history.candidates:
         findings += _unknown_groups(arm)
         findings += saves_completed(arm, must_save=history.follows(arm.name) is None)
         findings += save_parts(arm)
-    summary = f"{good}/{len(checked)} generations loaded whole prefixes that were saved before, {moved} bytes"
+    summary = f"{good}/{loaded} generations that loaded brought whole prefixes that were saved before, {moved} bytes"
     return conclude(CHECK, findings, unit="generations", examined=len(checked), summary=summary)
 
 

@@ -140,5 +140,5 @@ def counts(outcomes: Iterable[Outcome], false_alarms: int, clean_runs: int) -> s
     half = sum(one.only_tokens for one in all_)
     return (
         f"{caught} of {len(all_)} faults caught, {precise}{share} by a check that names the place, {half} only as "
-        f"tokens that differ; {alarms} in {clean_runs} clean runs"
+        f"tokens that differ; {alarms} in {clean_runs} clean run{'s' * (clean_runs != 1)}"
     )
