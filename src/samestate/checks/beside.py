@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from samestate.checks.base import CheckResult, Finding, Place, Verdict
+from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.seen import Seen
-from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.checks.verdicts import conclude, fail, not_exercised, unknown
 from samestate.evidence.records import InterventionApplied, OperationEnded, OperationStarted, Scalar
 from samestate.plans.model import ArmPlan
 
@@ -28,7 +28,9 @@ def intervention(history: History) -> CheckResult:
     planned = {arm.name: arm for arm in history.plan.arms}
     asked = any(arm.repair or arm.release for arm in planned.values())
     if not asked and not any(arm.interventions for arm in history.arms.values()):
-        return _not_exercised(INTERVENTION, "no repair and no release is planned, and no repair is recorded")
+        return not_exercised(
+            INTERVENTION, "not_planned", "no repair and no release is planned, and no repair is recorded", unit="arms"
+        )
     findings: list[Finding] = []
     replaced: dict[str, tuple[Functions, str]] = {}
     for arm in history.arms.values():
@@ -111,7 +113,9 @@ def services(history: History) -> CheckResult:
         if arm.services or arm.services_over or (arm.name in planned and planned[arm.name].connector in SERVED)
     ]
     if not served:
-        return _not_exercised(SERVICES, "no arm needs a server beside its engine, and none is recorded")
+        return not_exercised(
+            SERVICES, "not_planned", "no arm needs a server beside its engine, and none is recorded", unit="arms"
+        )
     findings: list[Finding] = []
     for arm in served:
         findings += _service(arm, planned.get(arm.name))
@@ -195,8 +199,3 @@ def _around(arm: ArmHistory, place: Place) -> Iterator[Finding]:
 def _differ(left: Scalar, right: Scalar) -> bool:
     """1, 1.0 and True are three values."""
     return type(left) is not type(right) or left != right
-
-
-def _not_exercised(check: str, message: str) -> CheckResult:
-    finding = Finding(code="not_planned", verdict=Verdict.NOT_EXERCISED, message=message)
-    return conclude(check, [finding], unit="arms", examined=0, summary=message)

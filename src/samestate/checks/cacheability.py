@@ -11,12 +11,12 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from samestate.checks.base import CheckResult, Finding, Verdict
+from samestate.checks.base import CheckResult, Finding
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.layout import RankLayout
 from samestate.checks.prefixes import Prefixes
 from samestate.checks.scenario import Generation, generations
-from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.checks.verdicts import conclude, fail, not_exercised, unknown
 
 CHECK = "cacheability"
 SPARE = 2
@@ -50,8 +50,7 @@ def cacheability(history: History) -> CheckResult:
             findings += found
     if not examined:
         message = "no prompt had a boundary that was stored whole, and surely still there"
-        finding = Finding(code="nothing_stored", verdict=Verdict.NOT_EXERCISED, message=message)
-        return conclude(CHECK, [finding], unit="lookups", examined=0, summary=message)
+        return not_exercised(CHECK, "nothing_stored", message, unit="lookups")
     summary = f"{served}/{examined} lookups found all that was stored whole"
     return conclude(CHECK, findings, unit="lookups", examined=examined, summary=summary)
 

@@ -9,7 +9,7 @@ from samestate.checks.base import CheckResult, Finding, Place, Verdict
 from samestate.checks.geometry import unattributable
 from samestate.checks.history import REFERENCE, ArmHistory, History
 from samestate.checks.seen import Seen
-from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.checks.verdicts import conclude, fail, not_exercised, unknown
 from samestate.evidence.records import OperationName, OperationOutput
 from samestate.plans.repetitions import repeated_arms
 from samestate.plans.scenarios import CANDIDATE, CONTROL
@@ -18,6 +18,7 @@ PAIRED = "paired-equality"
 RELOAD = "reload-equality"
 CONTROLS = "controls-equal"
 REPETITION = "repetition-equality"
+UNIT = "comparisons"
 
 
 class Side(NamedTuple):
@@ -113,12 +114,11 @@ def reload_equality(history: History) -> CheckResult:
 def controls_equal(history: History) -> CheckResult:
     """This run's control against the control of another archive, every generation."""
     if REFERENCE not in history.arms:
-        return _not_exercised(CONTROLS, "no_reference", "no reference control in this archive")
+        return not_exercised(CONTROLS, "no_reference", "no reference control in this archive", unit=UNIT)
     control, reference = history.arm(CONTROL), history.arm(REFERENCE)
     if control.imported_from is not None and control.imported_from == reference.imported_from:
-        return _not_exercised(
-            CONTROLS, "same_source", "control and reference are copies of one arm: comparing them shows nothing"
-        )
+        message = "control and reference are copies of one arm: comparing them shows nothing"
+        return not_exercised(CONTROLS, "same_source", message, unit=UNIT)
     pairs = [
         Comparison(case.id, Side(reference, op.op), Side(control, op.op), op.output_tokens)
         for case, op in history.generations()
@@ -134,7 +134,7 @@ def repetition_equality(history: History) -> CheckResult:
     """
     times = len(history.plan.repetitions)
     if times < 2:
-        return _not_exercised(REPETITION, "not_planned", "the plan has one repetition")
+        return not_exercised(REPETITION, "not_planned", "the plan has one repetition", unit=UNIT)
     findings, summaries, unlike = list[Finding](), list[str](), set[tuple[str, str | None]]()
     generations = list(history.generations())
     inputs = {(case.id, op.role) for case, op in generations}
@@ -234,9 +234,4 @@ def _not_repeatable(finding: Finding) -> Finding:
 
 
 def _conclude(check: str, findings: list[Finding], examined: int, summary: str) -> CheckResult:
-    return conclude(check, findings, unit="comparisons", examined=examined, summary=summary)
-
-
-def _not_exercised(check: str, code: str, message: str) -> CheckResult:
-    finding = Finding(code=code, verdict=Verdict.NOT_EXERCISED, message=message)
-    return _conclude(check, [finding], 0, message)
+    return conclude(check, findings, unit=UNIT, examined=examined, summary=summary)

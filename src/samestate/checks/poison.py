@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from samestate.checks.base import CheckResult, Finding, Place, Verdict
+from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.layout import RankLayout, rank_layouts
 from samestate.checks.page_history import NEVER, Transfer
 from samestate.checks.prefixes import Prefixes
-from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.checks.verdicts import conclude, fail, not_exercised, unknown
 from samestate.evidence.records import BatchSource, PageSide
 
 CHECK = "poison"
@@ -42,8 +42,7 @@ def poison_as_planned(history: History) -> CheckResult:
     if level == "poison":
         return poison(history)
     message = f"pages were watched at level {level}: no load was poisoned"
-    finding = Finding(code="not_planned", verdict=Verdict.NOT_EXERCISED, message=message)
-    return conclude(CHECK, [finding], unit="loads", examined=0, summary=message)
+    return not_exercised(CHECK, "not_planned", message, unit="loads")
 
 
 def _poisoned(load: Transfer, name: str, place: Place, rows: int) -> Iterator[Finding]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from samestate.checks.base import CheckResult, Finding, Place, Verdict
+from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.boundary import by_rank
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.prefixes import Prefixes
 from samestate.checks.transfers import rank_bytes
-from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.checks.verdicts import conclude, fail, not_exercised, unknown
 
 CHECK = "ranks"
 
@@ -38,8 +38,7 @@ def ranks(history: History) -> CheckResult:
         findings += _reads_nothing(history, arm)
     if not several:
         message = "no arm with a connector has more than one rank"
-        finding = Finding(code="one_rank", verdict=Verdict.NOT_EXERCISED, message=message)
-        return conclude(CHECK, [finding], unit="loading requests", examined=0, summary=message)
+        return not_exercised(CHECK, "one_rank", message, unit="loading requests")
     summary = f"{examined} requests loaded, {'every one on every rank' if not findings else 'not alike on all ranks'}"
     return conclude(CHECK, findings, unit="loading requests", examined=examined, summary=summary)
 

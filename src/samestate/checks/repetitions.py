@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from samestate.checks.base import CheckResult, Finding, Place, Verdict
+from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.seen import Seen
 from samestate.checks.settings import effective_settings
-from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.checks.verdicts import conclude, fail, not_exercised, unknown
 from samestate.plans.repetitions import repeated_arms
 
 CHECK = "repetitions"
@@ -24,8 +24,7 @@ def repetitions(history: History) -> CheckResult:
     planned = history.plan.repetitions
     if planned in ([], ["forward"]):
         message = "every arm runs once, in the plan's order"
-        finding = Finding(code="not_planned", verdict=Verdict.NOT_EXERCISED, message=message)
-        return conclude(CHECK, [finding], unit="arms", examined=0, summary=message)
+        return not_exercised(CHECK, "not_planned", message, unit="arms")
     order = [one.name for one in repeated_arms(history.plan)]
     live = [history.arms[name] for name in order if name in history.arms and history.arms[name].imported_from is None]
     findings = [

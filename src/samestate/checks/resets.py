@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from samestate.checks.base import CheckResult, Finding, Verdict
+from samestate.checks.base import CheckResult, Finding
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.prefixes import Prefixes
 from samestate.checks.scenario import Generation, generations
-from samestate.checks.verdicts import conclude, fail, unknown
+from samestate.checks.verdicts import conclude, fail, not_exercised, unknown
 from samestate.evidence.records import OperationName
 
 CHECK = "resets"
@@ -27,8 +27,7 @@ def resets(history: History) -> CheckResult:
             findings += _left_over(history, one, since)
     if not examined:
         message = "no generation follows a confirmed reset"
-        finding = Finding(code="no_reset", verdict=Verdict.NOT_EXERCISED, message=message)
-        return conclude(CHECK, [finding], unit="generations", examined=0, summary=message)
+        return not_exercised(CHECK, "no_reset", message, unit="generations")
     summary = f"{examined - len(findings)}/{examined} generations after a reset found nothing of before it locally"
     return conclude(CHECK, findings, unit="generations", examined=examined, summary=summary)
 

@@ -29,6 +29,12 @@ def conclude(check: str, findings: Sequence[Finding], *, unit: str, examined: in
     )
 
 
+def not_exercised(check: str, code: str, message: str, *, unit: str) -> CheckResult:
+    """The result of a check whose question did not come up."""
+    finding = _finding(Verdict.NOT_EXERCISED, code, message, None, ())
+    return conclude(check, [finding], unit=unit, examined=0, summary=message)
+
+
 def run_check(check_id: str, check: Check, history: History) -> CheckResult:
     """Run a check. Never raises: missing evidence, a crash and a pass over nothing are unknown."""
     try:
