@@ -14,7 +14,7 @@ from samestate.checks.continuation import control_reused, with_varied_outputs
 from samestate.checks.credit import Credit
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.prefixes import Prefixes
-from samestate.checks.scenario import Generation, generations
+from samestate.checks.scenario import Generation, generations, holds_local
 from samestate.checks.transfers import confirmed, rank_bytes
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import EXTERNAL_HITS, LOCAL_HITS, OperationName
@@ -71,7 +71,7 @@ def _left_over(history: History, arm: ArmHistory, checked: list[Generation]) -> 
             continue
         one = planned[op.op]
         company = [other for other in checked if op.together and other.op.together == op.together and other != one]
-        if one.local and not any(_held(prefixes, one, other) for other in [*since, *company]):
+        if one.local and not any(holds_local(prefixes, one, other) for other in [*since, *company]):
             message = (
                 f"{one.name}: {one.local} tokens local, and no request since the last reset or the engine's start "
                 "that begins so had reached them: the local cache was not empty"
@@ -82,11 +82,6 @@ def _left_over(history: History, arm: ArmHistory, checked: list[Generation]) -> 
             message = f"{one.name}: it was {one.path}, no token external, and {len(loads)} loads of it are recorded"
             yield unknown("load_not_credited", message, one.place, [load.submitted.where for load in loads])
         since.append(one)
-
-
-def _held(prefixes: Prefixes, one: Generation, other: Generation) -> bool:
-    reached = max((row.end for row in other.schedule or ()), default=0)
-    return reached >= (one.local or 0) and prefixes.shared(one.request or "", other.request or "", one.local or 0)
 
 
 def _sources(history: History, one: Generation) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from samestate.checks.base import CheckResult, Finding
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.prefixes import Prefixes
-from samestate.checks.scenario import Generation, generations
+from samestate.checks.scenario import Generation, generations, holds_local
 from samestate.checks.verdicts import conclude, fail, not_exercised, unknown
 from samestate.evidence.records import OperationName
 
@@ -22,9 +22,10 @@ def resets(history: History) -> CheckResult:
     findings: list[Finding] = []
     examined = 0
     for arm in history.arms.values():
+        prefixes = Prefixes(history, arm)
         for one, since in _after_resets(history, arm):
             examined += 1
-            findings += _left_over(history, one, since)
+            findings += _left_over(history, prefixes, one, since)
     if not examined:
         message = "no generation follows a confirmed reset"
         return not_exercised(CHECK, "no_reset", message, unit="generations")
@@ -51,14 +52,10 @@ def _after_resets(history: History, arm: ArmHistory) -> Iterator[tuple[Generatio
         since.append(one)
 
 
-def _left_over(history: History, one: Generation, since: list[Generation]) -> Iterator[Finding]:
-    local, prefixes = one.local, Prefixes(history, one.arm)
-    if not local or one.first is None:
+def _left_over(history: History, prefixes: Prefixes, one: Generation, since: list[Generation]) -> Iterator[Finding]:
+    local = one.local
+    if not local or one.first is None or any(holds_local(prefixes, one, other) for other in since):
         return
-    for other in since:
-        reached = max((row.end for row in other.schedule or ()), default=0)
-        if reached >= local and prefixes.shared(one.request or "", other.request or "", local):
-            return
     read = all(prefixes.digest(other.request or "", other.tokens) is not None for other in [one, *since])
     known = history.whole(one.arm.name) and read and all(other.output and other.schedule for other in since)
     message = (

@@ -16,6 +16,7 @@ from samestate.checks.equality import first_difference, wrong_length
 from samestate.checks.geometry import mismatch, missing_steps
 from samestate.checks.history import ArmHistory, History, Load, MissingEvidence, Row, Schedule
 from samestate.checks.prefix_identity import content_boundaries
+from samestate.checks.prefixes import Prefixes
 from samestate.checks.seen import Seen
 from samestate.checks.table import CaseRow, TakenPath, at_most, verdict_of
 from samestate.checks.transfers import rank_bytes
@@ -123,6 +124,12 @@ def lineage(history: History, arm: ArmHistory) -> list[ArmHistory]:
     while (before := history.follows(found[-1].name)) is not None and before not in {one.name for one in found}:
         found.append(history.arm(before))
     return found
+
+
+def holds_local(prefixes: Prefixes, one: Generation, other: Generation) -> bool:
+    """Whether `other` begins as `one` does and had computed what `one` found locally. `prefixes`: of their arm."""
+    reached = max((row.end for row in other.schedule or ()), default=0)
+    return reached >= (one.local or 0) and prefixes.shared(one.request or "", other.request or "", one.local or 0)
 
 
 def neighbours(generation: Generation, others: Sequence[Generation]) -> list[str]:
