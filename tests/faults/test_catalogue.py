@@ -6,7 +6,7 @@ import re
 
 from samestate.checks.analyzers import ANALYZERS
 from samestate.engines.sim import SimEngine
-from samestate.faults.catalogue import FAULTS, faults_on
+from samestate.faults.catalogue import FAULTS, Site, faults_on
 from samestate.lab.exercises import exercise_of, exercises
 from samestate.plans.drills import DRILLS, RANK_DRILLS
 
@@ -18,7 +18,7 @@ def test_every_fault_names_its_public_reports_its_check_and_its_finding() -> Non
         assert fault.name == name
         assert re.fullmatch(r"[a-z]+(-[a-z]+)+", name)
         assert fault.summary
-        assert fault.reports
+        assert fault.reports or fault.site is Site.RECORDER
         assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", report) for report in fault.reports), fault.reports
         assert fault.check in CHECKS
         assert re.fullmatch(r"[a-z]+(_[a-z]+)*", fault.code)

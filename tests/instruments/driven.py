@@ -97,7 +97,9 @@ class Driver:
             )
         answers = self.engine.generate(asks, self._output_tokens, 42, True)
         for ask, answer in zip(asks, answers, strict=True):
-            told = {field: value for field, value in answer._asdict().items() if field != "first_token_s"}
+            told = {
+                field: value for field, value in answer._asdict().items() if field not in ("first_token_s", "timing")
+            }
             self._client.append(OperationOutput(op=ask.request, **told))
             self._client.append(OperationEnded(op=ask.request, ok=True, error=None))
         assert self.engine.reset_local_cache().local_reset

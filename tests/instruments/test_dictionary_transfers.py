@@ -236,6 +236,7 @@ def run(name: str, out: Path, model: Path, control: Path, **options: str) -> Jud
 
 @pytest.mark.vllm
 @pytest.mark.slow
+@pytest.mark.deep
 def test_every_byte_and_boundary_is_right_on_a_real_engine(
     clean_archive: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -248,6 +249,7 @@ def test_every_byte_and_boundary_is_right_on_a_real_engine(
 
 @pytest.mark.vllm
 @pytest.mark.slow
+@pytest.mark.deep
 def test_the_lookup_over_the_full_prompt_fails_at_the_two_exact_boundaries(
     clean_archive: Path, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ from samestate.evidence.records import (
 )
 from samestate.plans.drills import CLEAN, DRILLS
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.deep]
 
 DELAY_MS = 150
 BLOCKS = 32

@@ -27,7 +27,7 @@ from samestate.evidence.records import (
 )
 from samestate.faults.catalogue import FAULTS
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.deep]
 
 C = 256
 CHUNK = 100

@@ -12,7 +12,7 @@ from samestate.checks.base import Verdict
 from samestate.faults.catalogue import FAULTS
 from samestate.plans.drills import CLEAN, RANK_DRILLS
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.deep]
 
 
 @pytest.fixture(scope="module")

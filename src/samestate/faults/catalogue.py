@@ -1,7 +1,7 @@
 """The catalogue of injectable faults: what each is, who reported it, which check must fire.
 
-Data only, from ``catalogue.toml``. The code that acts lies in `samestate.instruments` (`faults`, `page_faults`) and in
-`samestate.engines.sim`.
+Data only, from ``catalogue.toml``. The code that acts lies in `samestate.instruments` (`live_faults`, `budget_faults`)
+and in `samestate.engines.sim`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from enum import StrEnum
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
-EngineKind = Literal["sim", "vllm"]
+EngineKind = Literal["sim", "vllm", "transformers", "budget-grid"]
+"""``budget-grid``: in the engines of marker plans, by ``samestate run budget-grid --fault NAME``.
+``transformers``: by ``samestate run boundary --engine transformers --fault NAME``."""
 
 
 class Site(StrEnum):
@@ -33,6 +35,10 @@ class Site(StrEnum):
     RESET = "reset"
     SPECULATIVE = "speculative"
     METRICS = "metrics"
+    BUDGET = "budget"
+    """Reasoning budgets: which logits row is forced, and what is committed."""
+    RECORDER = "recorder"
+    """The evidence itself: what a recorder saw and did not write."""
 
 
 class Named(StrEnum):
@@ -52,7 +58,7 @@ class Fault(NamedTuple):
     summary: str
     site: Site
     reports: tuple[str, ...]
-    """Public reports of this kind."""
+    """Public reports of this kind; a recorder's own may have none."""
     check: str
     """The check that must fire."""
     code: str

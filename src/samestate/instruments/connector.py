@@ -7,18 +7,21 @@ Load it by name around the connector to be watched::
       "kv_connector_extra_config": {
         "connectors": [{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
                         "kv_connector_extra_config": {"cpu_bytes_to_use": 1073741824}}],
-        "samestate": {"stream_dir": "/var/log/samestate", "arm": "live", "level": "metadata"}}}'
+        "samestate": {"stream_dir": "/var/log/samestate", "arm": "live", "level": "metadata",
+                      "rotate_bytes": 67108864, "keep_files": 8}}}'
 
 It builds on vLLM's `MultiConnector` with one child, which delegates the whole connector interface
 (hybrid groups, asynchronous loads, stats, metrics, events, handshake). Observation only reads, after
-the child has answered, and its exceptions never reach serving.
+the child has answered, and its exceptions never reach serving: they are counted (`audit_metrics`).
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 import torch
@@ -29,7 +32,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorWorkerMetadata,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector, MultiKVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
+    MultiKVConnectorMetadata,
+)
 from vllm.logger import init_logger
 
 from samestate.evidence.canonical import sha256_hex
@@ -42,11 +47,15 @@ from samestate.evidence.records import (
     RankRegistered,
     RequestFinished,
 )
-from samestate.instruments import live_faults, recorder, repairs
+from samestate.instruments import audit_metrics, copy_speed, live_faults, recorder, repairs
 from samestate.instruments.adapters import adapter_for
+from samestate.instruments.counted_connector import CountedConnector
 from samestate.instruments.layout import engine_groups, recurrent_blocks
 from samestate.instruments.pages import Layout
+from samestate.instruments.rotation import AuditConfigError, Limits, limits_of
 from samestate.instruments.schedule import assigned_blocks, batch, computed_states
+from samestate.instruments.taps import TappedWriter
+from samestate.instruments.tracing import spans_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -56,15 +65,13 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
+    from samestate.evidence.stream import StreamWriter
+
 logger = init_logger(__name__)
 
 SUPPORTED = ("0.32.", "0.33.")
 """vLLM versions that this audit was run with."""
 LEVELS = ("off", "metadata", "digest", "poison")
-
-
-class AuditConfigError(ValueError):
-    """The ``samestate`` part of ``kv_connector_extra_config`` is wrong; one line."""
 
 
 _live: WeakSet[AuditConnector] = WeakSet()
@@ -80,7 +87,7 @@ def set_level(level: str) -> None:
         connector.attend(level)
 
 
-class AuditConnector(MultiConnector):
+class AuditConnector(CountedConnector):
     """One watched connector.
 
     Raises:
@@ -102,7 +109,11 @@ class AuditConnector(MultiConnector):
         self._level = level
         self._switch(level)
         _live.add(self)
+        limits = limits_of(options)
+        self._side = "worker" if role is KVConnectorRole.WORKER else "scheduler"
+        self._spans = spans_of(vllm_config)
         self._recurrent = recurrent_blocks(kv_cache_config)
+        self._interval = math.lcm(*self._recurrent.values()) if self._recurrent else 0
         self._forward_seen = False
         self._warned = False
         self._step = 0
@@ -120,7 +131,7 @@ class AuditConnector(MultiConnector):
         self._rank = vllm_config.parallel_config.rank
         process = f"worker-{self._rank}" if worker else "scheduler"
         try:
-            self._stream = recorder.stream(Path(options["stream_dir"]), options.get("arm", "live"), process)
+            self._stream = self._writer(Path(options["stream_dir"]), options.get("arm", "live"), process, limits)
         except OSError:
             self._level = "off"
             self._switch(self._level)
@@ -143,7 +154,17 @@ class AuditConnector(MultiConnector):
             live_faults.arm_at_start(fault)
             self._record(lambda: FaultArmed(fault=fault, parameters={}))
         if not worker:
+            self._counts.gauge(audit_metrics.INTERVAL, self._interval)
             live_faults.offer(self._connectors[0], role, kv_cache_config)
+
+    def _writer(self, folder: Path, arm: str, process: str, limits: Limits | None) -> StreamWriter:
+        """The stream, whose records of transfers are counted and traced as they are written. Raises OSError."""
+        if limits is None:
+            stream = recorder.stream(folder, arm, process)
+        else:
+            stream = recorder.rotating(folder, arm, process, limits)
+        taps = [self._counts.transfer, *([self._spans.record] if self._spans else [])]
+        return cast("StreamWriter", TappedWriter(stream, taps, self._failed))
 
     def _repair(self, name: str) -> None:
         """Put a repair onto the inner connector. Raises `RepairError`: an engine without it must not serve."""
@@ -168,10 +189,16 @@ class AuditConnector(MultiConnector):
         try:
             observation()
         except Exception as error:
-            self._stream.lose(f"observation failed: {type(error).__name__}: {error}")
-            if not self._warned:
-                self._warned = True
-                logger.exception("samestate: an observation failed; serving goes on, the evidence is incomplete")
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._counts.add(audit_metrics.ERRORS, 1, self._side)
+        self._stream.lose(f"observation failed: {type(error).__name__}: {error}")
+        if not self._warned:
+            self._warned = True
+            logger.error(
+                "samestate: an observation failed; serving goes on, the evidence is incomplete", exc_info=error
+            )
 
     def _record(self, make: Callable[[], AnyRecord | None]) -> None:
         if not self._watching:
@@ -205,6 +232,7 @@ class AuditConnector(MultiConnector):
                 digest=layout.digest if layout else "",
             )
         )
+        self._record(lambda: copy_speed.asked(self._rank, kv_caches))
 
     def _observe_pages(self, kv_caches: dict[str, torch.Tensor]) -> Layout | None:
         found: list[Layout] = []
@@ -251,20 +279,25 @@ class AuditConnector(MultiConnector):
     def shutdown(self) -> None:
         super().shutdown()
         if self._watching:
-            recorder.release(self._stream)
+            self._observe(lambda: recorder.release(self._stream))
 
     @override
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         # Once a step, after its transfers were polled: a worker that dies leaves what it did.
         if self._watching:
-            self._stream.flush()
+            self._observe(self._stream.flush)
         return super().build_connector_worker_meta()
 
     # --- scheduler ------------------------------------------------------------------------------
 
     @override
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        began_ns = time.time_ns()
         matched, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if self._watching:
+            self._observe(lambda: self._count_lookup(request, num_computed_tokens, matched))
+            if spans := self._spans:
+                self._observe(lambda: spans.lookup(request, began_ns, num_computed_tokens, matched))
         self._record(
             lambda: Lookup(
                 request=request.request_id,
@@ -280,6 +313,8 @@ class AuditConnector(MultiConnector):
     @override
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if self._watching:
+            self._observe(lambda: self._count_reload(request, num_external_tokens, self._interval))
         self._record(
             lambda: Allocated(
                 request=request.request_id,
@@ -295,7 +330,7 @@ class AuditConnector(MultiConnector):
         self._step += 1
         if self._watching:
             self._observe(lambda: self._append(self._step_records(scheduler_output, step)))
-            self._stream.flush()
+            self._observe(self._stream.flush)
         return metadata
 
     def _step_records(self, output: SchedulerOutput, step: int) -> Iterator[AnyRecord]:
@@ -315,5 +350,6 @@ class AuditConnector(MultiConnector):
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         answer = super().request_finished_all_groups(request, block_ids)
+        self._forget(request)
         self._record(lambda: RequestFinished(request=request.request_id))
         return answer

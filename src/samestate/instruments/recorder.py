@@ -6,13 +6,17 @@ import os
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 from samestate.evidence.stream import StreamWriter
+from samestate.instruments.rotation import Limits, RotatingWriter
 
 MOST_STREAMS = 1000
 """Names tried for a stream before its folder counts as full."""
 
-_streams: dict[Path, StreamWriter] = {}
+Writer = StreamWriter | RotatingWriter
+
+_streams: dict[Path, Writer] = {}
 _driven = False
 _lock = threading.Lock()
 
@@ -30,7 +34,17 @@ def stream(stream_dir: Path, arm: str, process: str) -> StreamWriter:
         if path not in _streams:
             stream_dir.mkdir(parents=True, exist_ok=True)
             _streams[path] = _open(path, arm, process)
-        return _streams[path]
+        # A rotating writer has its methods.
+        return cast(StreamWriter, _streams[path])
+
+
+def rotating(stream_dir: Path, arm: str, process: str, limits: Limits) -> StreamWriter:
+    """As `stream`, in several files within `limits`. Raises OSError."""
+    path = stream_dir / f"{process}.jsonl"
+    with _lock:
+        if path not in _streams:
+            _streams[path] = RotatingWriter(stream_dir, arm, process, limits)
+        return cast(StreamWriter, _streams[path])
 
 
 def _open(path: Path, arm: str, process: str) -> StreamWriter:
@@ -71,6 +85,11 @@ def close() -> None:
     """Close every stream in order. Later records are lost; call it last."""
     for writer in list(_streams.values()):
         writer.close()
+
+
+def close_in_worker(_worker: object) -> None:
+    """`close`, as vLLM's executor calls it in a worker's process."""
+    close()
 
 
 def begin_anew() -> None:
