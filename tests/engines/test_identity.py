@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from samestate.engines.children import identity
+from samestate.engines import processes
 from samestate.engines.children.identity import own_process
 
 SAY = "from samestate.engines.children.identity import own_process; print(own_process()); print(own_process())"
@@ -32,9 +32,10 @@ def test_a_start_of_the_kernel_s_tells_an_id_that_came_again() -> None:
 
 def test_without_proc_the_moment_of_import_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for text in (None, "1 (odd) R 1"):
-        stat = tmp_path / "stat"
+        stat = tmp_path / str(os.getpid()) / "stat"
         if text is not None:
+            stat.parent.mkdir()
             stat.write_text(text)
-        monkeypatch.setattr(identity, "_STAT", stat)
+        monkeypatch.setattr(processes, "_PROC", tmp_path)
         assert re.fullmatch(rf"{os.getpid()}@\d+ns", own_process())
         assert own_process() == own_process()

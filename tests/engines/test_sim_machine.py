@@ -187,7 +187,7 @@ class Life(RuleBasedStateMachine):
         )
 
     def _ended(self, op: str, answer: Generation) -> None:
-        told = {field: value for field, value in answer._asdict().items() if field != "first_token_s"}
+        told = {field: value for field, value in answer._asdict().items() if field not in ("first_token_s", "timing")}
         self.client.append(OperationOutput(op=op, **told))
         self.client.append(OperationEnded(op=op, ok=True, error=None))
 

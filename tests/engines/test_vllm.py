@@ -10,6 +10,8 @@ import pytest
 
 from samestate.engines.base import EngineError, EngineSpec
 from samestate.engines.vllm import VllmEngine
+from samestate.evidence.records import EngineStopped, Line
+from samestate.evidence.stream import Defect, read_stream
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -61,6 +63,40 @@ def test_a_killed_engine_is_one_clear_line_and_leaves_nothing(tiny_model: Path, 
     with pytest.raises(EngineError, match="the engine is not running"):
         engine.counters()
     engine.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_kill_that_is_asked_for_leaves_whole_streams_and_nothing_else(
+    tiny_model: Path, tmp_path: Path, ranks: int
+) -> None:
+    settings = {"block_size": 256, "max_model_len": 1024, "num_gpu_blocks_override": 16, "enforce_eager": True}
+    engine = VllmEngine(spec(tiny_model, tmp_path, settings={**settings, "tensor_parallel_size": ranks}))
+    try:
+        started = engine.start()
+        session = os.getsid(engine.pid)
+        engine.generate_one("one", engine.encode("a b c " * 100), 4, 42, True)
+        killed = engine.kill()
+    finally:
+        engine.close()
+    assert (killed.process, alive(session)) == (started.process, [])
+    assert killed.processes >= ranks
+    streams = sorted(tmp_path.glob("*.jsonl"))
+    assert [path.stem for path in streams] == ["scheduler", *(f"worker-{rank}" for rank in range(ranks))]
+    for path in streams:
+        items = list(read_stream(path))
+        assert not [item for item in items if isinstance(item, Defect)]
+        assert not [item for item in items if isinstance(item, Line) and isinstance(item.rec, EngineStopped)]
+
+
+def test_an_engine_that_died_cannot_be_killed(tiny_model: Path, tmp_path: Path) -> None:
+    engine = VllmEngine(spec(tiny_model, tmp_path))
+    try:
+        engine.start()
+        os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match=r"^arm candidate: the engine's process died \(exit code -9\)$"):
+            engine.kill()
+    finally:
+        engine.close()
 
 
 def test_an_engine_that_cannot_start_shows_why(tmp_path: Path) -> None:

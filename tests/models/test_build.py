@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from samestate.models import marker_weights
 from samestate.models.build import build, main
 from samestate.models.catalogue import PINS
 
 NAME = "qwen3-next-tiny"
+SCRIPTED = ("qwen3-tiny", "qwen3-tiny-draft")
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -29,6 +31,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_bytes_are_the_pinned_ones(built: Path) -> None:
     assert hashes(built) == PINS[NAME]
+
+
+@pytest.mark.parametrize("name", ("glm5-next-tiny", "kimi-linear-tiny"))
+def test_bytes_of_the_latent_hybrids_are_the_pinned_ones_and_small(tmp_path: Path, name: str) -> None:
+    build(name, tmp_path / name)
+    assert hashes(tmp_path / name) == PINS[name]
+    assert sum(file.stat().st_size for file in (tmp_path / name).iterdir()) < 4_000_000
+
+
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_bytes_of_the_dense_pair_are_the_pinned_ones(tmp_path: Path, name: str) -> None:
+    build(name, tmp_path / name)
+    assert hashes(tmp_path / name) == PINS[name]
 
 
 def test_program_builds_the_same_bytes(tmp_path: Path) -> None:
@@ -52,6 +67,13 @@ def test_safetensors_is_well_formed_and_small(built: Path) -> None:
     assert spans[0][0] == 0 and spans[-1][1] == len(content) - 8 - size
     assert all(left[1] == right[0] for left, right in pairwise(spans))
     assert len(content) < 8_000_000
+
+
+def test_refuses_weights_whose_lead_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marker_weights, "OUTPUT", 0.5)
+    with pytest.raises(ValueError, match=r"leads by \d+\.\d nats, less than 60"):
+        build("qwen3-tiny", tmp_path / "small")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_config_is_canonical(built: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from samestate.models import scripts
 from samestate.models.build import build
 from samestate.models.tokenizer import DIGIT_IDS, SPECIALS, VOCAB_SIZE, readable_ids
 
@@ -62,3 +63,35 @@ def test_chat_template_opens_a_thought_and_drops_old_ones(tokenizer: Any) -> Non
     )
     quick = tokenizer.apply_chat_template(chat[:1], tokenize=False, add_generation_prompt=True, enable_thinking=False)
     assert quick.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = tmp_path_factory.mktemp("models") / "scripted"
+    build("qwen3-tiny", folder)
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def test_control_words_are_one_token_wherever_they_stand(scripted: Any) -> None:
+    ids = scripted.encode("Think, close-after-3.\nThen again-after-37", add_special_tokens=False)
+    assert {scripts.token("close-after-3"), scripts.token("again-after-37")} < set(ids)
+    assert not set(ids).intersection(map(scripts.token, ["close-after-37", "again-after-3"]))
+    assert all(scripted.encode(word, add_special_tokens=False) == [scripts.token(word)] for word in scripts.CONTROLS)
+    assert not set(scripted.encode("disclose-after-30 close-after-3000")).intersection(scripts.FIRST_ENTRY)
+
+
+def test_what_the_model_writes_decodes_and_is_never_encoded(scripted: Any) -> None:
+    assert scripted.decode(scripts.expected_continuation([scripts.END])[:-1]).strip() == scripts.ANSWER
+    assert len(scripted) == scripts.LAST_ID + 1
+    for word in scripts.WORDS:
+        assert scripted.decode([scripts.token(word)]) == word
+        assert scripts.token(word) not in scripted.encode(word, add_special_tokens=False)
+
+
+def test_the_chat_template_reaches_the_script(scripted: Any) -> None:
+    ids = scripted.apply_chat_template(
+        [{"role": "user", "content": "What is it? close-after-2"}], add_generation_prompt=True, return_dict=False
+    )
+    assert ids[-2:] == [scripts.START, scripts.NEWLINE]
+    text = scripted.decode(scripts.expected_continuation(ids), skip_special_tokens=True)
+    assert text == f" step2 step1</think>\n\n{scripts.ANSWER}"

@@ -61,6 +61,8 @@ class EngineSpec(NamedTuple):
     """Put onto the connector when the engine starts."""
     reply_seconds: float = 1800.0
     """The longest that one command may take, the start included."""
+    environment: Mapping[str, str] = MappingProxyType({})
+    """Beside ours, for all of its processes: what instruments are told."""
 
 
 class Ask(NamedTuple):
@@ -71,6 +73,53 @@ class Ask(NamedTuple):
     token_ids: Sequence[int]
     salt: str | None = None
     """Cache salt."""
+
+
+class ProbeAsk(NamedTuple):
+    """One request with a reasoning budget."""
+
+    request: str
+    """Its name; the engine's own id may be longer."""
+    token_ids: Sequence[int]
+    budget: int | None
+    """Reasoning tokens, those in the prompt included; None: unlimited."""
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+
+
+class ProbeResult(NamedTuple):
+    """What the engine delivered of one request."""
+
+    request: str
+    """The engine's own request id."""
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    finish_reason: str | None
+    stop_reason: int | str | None
+    text: str
+    """All of the output, as the engine's tokenizer reads it."""
+    echo: dict[str, Scalar]
+    """The parameters as the engine has them, under the names of `ProbeAsk`."""
+
+
+class Timing(NamedTuple):
+    """When a streamed answer came; times of the host's monotonic clock."""
+
+    peer: str
+    """``HOST:PORT`` that was connected to."""
+    concurrency: int
+    """Requests of this client that were open at once."""
+    attempts: int
+    """Requests that went out for it."""
+    began_ns: int
+    done_ns: int
+    """The stream's end marker was here."""
+    events: Sequence[tuple[int, int]]
+    """(when, tokens) of every event before it."""
 
 
 class Generation(NamedTuple):
@@ -86,6 +135,8 @@ class Generation(NamedTuple):
     """Seconds from handing the request to the engine to its first output, in the engine's process."""
     margins: list[float] | None = None
     """By how much each token's log-probability is above the runner-up's."""
+    timing: Timing | None = None
+    """Of an answer that was streamed over a connection."""
 
 
 class ResetResult(NamedTuple):
@@ -95,6 +146,15 @@ class ResetResult(NamedTuple):
     external_kept: bool
     running_kept: bool
     attempts: int
+
+
+class Kill(NamedTuple):
+    """An engine that was killed."""
+
+    process: str
+    """As `EngineStarted` names it."""
+    processes: int
+    """That were killed."""
 
 
 class CounterValues(NamedTuple):
@@ -139,6 +199,18 @@ class Engine(ABC):
         (answer,) = self.generate([Ask(request, token_ids)], output_tokens, seed, ignore_eos)
         return answer
 
+    def token(self, text: str) -> list[int]:
+        """Ids of the vocabulary that read exactly as `text`, whether or not any text is encoded so."""
+        raise EngineError(f"this engine cannot look tokens up: {text!r}")
+
+    def probe(self, ask: ProbeAsk) -> ProbeResult:
+        """Run one request with a reasoning budget to its end. Raises `EngineError` where that cannot be done."""
+        raise EngineError(f"this engine takes no requests with a reasoning budget: {ask.request}")
+
+    def identity(self) -> dict[str, Scalar]:
+        """What it is at this moment, as effective values by name: process, versions, settings; no paths."""
+        raise EngineError("this engine does not say what it is")
+
     @abstractmethod
     def reset_local_cache(self) -> ResetResult:
         """Drop the local prefix cache and keep the external one."""
@@ -150,6 +222,13 @@ class Engine(ABC):
     def arm_fault(self, name: str | None) -> None:
         """Arm a fault in the running engine; None disarms. Raises `EngineError` where that cannot be done."""
         raise EngineError(f"this engine cannot arm faults while it runs: {name}")
+
+    def kill(self) -> Kill:
+        """Have its saves end and its streams closed, then kill all of its processes: no shutdown, nothing handed over.
+
+        Raises `EngineError` too where it was dead already.
+        """
+        raise EngineError("this engine cannot be killed; make the arm's `ended` stopped")
 
     @abstractmethod
     def close(self) -> None:

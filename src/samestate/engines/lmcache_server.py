@@ -99,7 +99,7 @@ class LMCacheServer(Service):
             self._version = version_in(PACKAGE, spec.packages)
         except ReleaseError as error:
             raise ServiceError(f"arm {spec.arm}: {error}") from None
-        self._held = [_hold_port(), _hold_port()]
+        self._held = [hold_port(), hold_port()]
         self._port, self._http_port = (held.getsockname()[1] for held in self._held)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -259,7 +259,7 @@ def _connector_knows(name: str, packages: Path | None) -> bool:
     return any(wanted.search(path.read_text(errors="replace")) for path in sources)
 
 
-def _hold_port() -> socket.socket:
+def hold_port() -> socket.socket:
     """A free port, bound so that nobody is given it, and not listened on: the server may bind it too."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

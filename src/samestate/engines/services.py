@@ -43,7 +43,7 @@ class Service(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """``HOST:PORT``, known before it starts and the same after a restart."""
+        """``HOST:PORT`` or a URL, known before it starts and the same after a restart."""
 
     @property
     @abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -11,37 +12,55 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import IO, NoReturn, TypeVar
+from typing import IO, ClassVar, NoReturn, TypeVar
 
 import msgspec
 from typing_extensions import override
 
 from samestate.engines import shared_memory
-from samestate.engines.base import Ask, CounterValues, Engine, EngineError, EngineSpec, Generation, ResetResult
+from samestate.engines.base import (
+    Ask,
+    CounterValues,
+    Engine,
+    EngineError,
+    EngineSpec,
+    Generation,
+    Kill,
+    ProbeAsk,
+    ProbeResult,
+    ResetResult,
+)
 from samestate.engines.children.protocol import (
     AnyReply,
     Arm,
     Armed,
     Asked,
     Close,
+    CloseStreams,
     Command,
     Count,
     Counted,
     Encode,
     Encoded,
     Failed,
+    Find,
     Generate,
     Generated,
+    Identified,
+    Identify,
     LevelSet,
+    Probe,
+    Probed,
     Reply,
     Reset,
     SetLevel,
     Start,
     Started,
+    StreamsClosed,
     WasReset,
 )
-from samestate.engines.processes import kill_session, log_tail, session_members
-from samestate.evidence.records import EngineStarted
+from samestate.engines.processes import await_end, identity, kill_session, log_tail, session_members
+from samestate.evidence.records import EngineStarted, Scalar
 
 CLOSE_SECONDS = 30.0
 INTERRUPTED_SECONDS = 2.0
@@ -58,12 +77,34 @@ def available() -> bool:
     return find_spec("vllm") is not None
 
 
+def start_command(spec: EngineSpec) -> Start:
+    """`spec` in the words that a child process is told."""
+    return Start(
+        arm=spec.arm,
+        model=str(spec.model),
+        settings=spec.settings,
+        serve_args=spec.serve_args,
+        connector=spec.connector,
+        external_cache_bytes=spec.external_cache_bytes,
+        audit_level=spec.audit_level,
+        save_delay_ms=spec.save_delay_ms,
+        fault=spec.fault,
+        stream_dir=str(spec.stream_dir),
+        connector_options=dict(spec.connector_options),
+        service=spec.service,
+        repair=spec.repair,
+    )
+
+
 class VllmEngine(Engine):
     """One vLLM engine in a fresh process.
 
     The child leads a session of its own: a terminal's Ctrl-C reaches only the driver, and
     closing kills every process that the engine started.
     """
+
+    child_module: ClassVar[str] = "samestate.engines.children.vllm_child"
+    """The program of the child."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -85,9 +126,8 @@ class VllmEngine(Engine):
         command_read, command_write = os.pipe()
         reply_read, reply_write = os.pipe()
         self._log: IO[bytes] = self._spec.log_path.open("ab")
-        module = "samestate.engines.children.vllm_child"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(os.getpid()), str(command_read), str(reply_write)],
+            [sys.executable, "-m", self.child_module, str(os.getpid()), str(command_read), str(reply_write)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -101,7 +141,8 @@ class VllmEngine(Engine):
         self._from_child = os.fdopen(reply_read, "rb")
 
     def _environment(self) -> dict[str, str]:
-        environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(self._spec.core == "own-process"))}
+        environment = os.environ | dict(self._spec.environment)
+        environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(self._spec.core == "own-process"))}
         if self._spec.packages is not None:
             others = os.environ.get("PYTHONPATH")
             environment["PYTHONPATH"] = os.pathsep.join([str(self._spec.packages), *([others] if others else [])])
@@ -110,23 +151,7 @@ class VllmEngine(Engine):
     @override
     def start(self) -> EngineStarted:
         self.prepare()
-        spec = self._spec
-        command = Start(
-            arm=spec.arm,
-            model=str(spec.model),
-            settings=spec.settings,
-            serve_args=spec.serve_args,
-            connector=spec.connector,
-            external_cache_bytes=spec.external_cache_bytes,
-            audit_level=spec.audit_level,
-            save_delay_ms=spec.save_delay_ms,
-            fault=spec.fault,
-            stream_dir=str(spec.stream_dir),
-            connector_options=dict(spec.connector_options),
-            service=spec.service,
-            repair=spec.repair,
-        )
-        return self._ask(command, Started).engine
+        return self._ask(start_command(self._spec), Started).engine
 
     @override
     def encode(self, text: str) -> list[int]:
@@ -155,6 +180,20 @@ class VllmEngine(Engine):
         ]
 
     @override
+    def token(self, text: str) -> list[int]:
+        return self._ask(Find(text=text), Encoded).token_ids
+
+    @override
+    def probe(self, ask: ProbeAsk) -> ProbeResult:
+        asked = {**ask._asdict(), "token_ids": list(ask.token_ids), "stop_token_ids": list(ask.stop_token_ids)}
+        reply = self._ask(Probe(**asked), Probed)
+        return ProbeResult(**msgspec.structs.asdict(reply))
+
+    @override
+    def identity(self) -> dict[str, Scalar]:
+        return self._ask(Identify(), Identified).values
+
+    @override
     def reset_local_cache(self) -> ResetResult:
         reply = self._ask(Reset(), WasReset)
         return ResetResult(reply.local_reset, external_kept=True, running_kept=True, attempts=reply.attempts)
@@ -173,11 +212,24 @@ class VllmEngine(Engine):
         self._ask(SetLevel(level=level), LevelSet)
 
     @override
+    def kill(self) -> Kill:
+        self._ask(CloseStreams(), StreamsClosed)
+        process = self._process
+        assert process is not None
+        killed, members = identity(process.pid), session_members(process.pid)
+        kill_session(process)
+        if process.returncode != -signal.SIGKILL:
+            self._fail(f"the engine's process died before it was killed (exit code {process.returncode})")
+        if left := await_end(members, CLOSE_SECONDS):
+            self._fail(f"{len(left)} of the engine's processes outlived their kill")
+        self._release(members)
+        return Kill(killed or "", len(members))
+
+    @override
     def close(self) -> None:
         process = self._process
         if process is None:
             return
-        self._process = None
         try:
             with suppress(OSError, subprocess.TimeoutExpired):
                 if process.poll() is None:
@@ -187,9 +239,14 @@ class VllmEngine(Engine):
         finally:
             members = session_members(process.pid)
             kill_session(process)
-            shared_memory.remove(members)
-            for pipe in (self._to_child, self._from_child, self._log):
-                pipe.close()
+            self._release(members)
+
+    def _release(self, members: set[int]) -> None:
+        """What is left of processes that are gone."""
+        self._process = None
+        shared_memory.remove(members)
+        for pipe in (self._to_child, self._from_child, self._log):
+            pipe.close()
 
     def _ask(self, command: Command, expected: type[R]) -> R:
         if self._process is None:
@@ -228,8 +285,9 @@ class VllmEngine(Engine):
                 self._give_up(f"the engine gave no answer in {self._spec.reply_seconds:.0f} s")
 
     def _service_listens(self) -> bool:
-        """Whether somebody takes connections at the service's address; True without one."""
-        if self._spec.service is None:
+        """Whether somebody takes connections at the service's address; True where nobody waits for that."""
+        # Named by a URL it is a place behind our own cache, which goes on without it.
+        if self._spec.service is None or "://" in self._spec.service:
             return True
         host, _, port = self._spec.service.rpartition(":")
         try:

@@ -16,11 +16,39 @@ from samestate.folders import cache_root
 from samestate.plans.model import ModelIdentity
 
 PINS: dict[str, dict[str, str]] = {
+    "glm5-next-tiny": {
+        "config.json": "1a5b293bddd11e9a927b48002bce9eb1ccdf1e4f3aaba3982c335f243e24d6e0",
+        "generation_config.json": "0efa599f4f85e12626d22374456920a1d7091d13cfad81cf6f2a283258013bb3",
+        "model.safetensors": "94a0bbf8bef17890ef752bc09ceaaf854361f088e7a5ef15e50c39651c9ce92f",
+        "tokenizer.json": "ded144a7c1b2445a7599ef00cdc624e1484b74b7260bb2105a195073a6a4468b",
+        "tokenizer_config.json": "ffa0c9ec1ab9066a9180ce76a500b3ebdcc2416cc94522865d5665edde0725d5",
+    },
+    "kimi-linear-tiny": {
+        "config.json": "f40e98fccd862b9bd6b1c528ce72f99741014bbe5c3e6baa2d45089ad0ceeef0",
+        "generation_config.json": "0efa599f4f85e12626d22374456920a1d7091d13cfad81cf6f2a283258013bb3",
+        "model.safetensors": "6884df1f42511ec15fce575851c03d218c63c21522de56c69baed86e20b2fbf0",
+        "tokenizer.json": "ded144a7c1b2445a7599ef00cdc624e1484b74b7260bb2105a195073a6a4468b",
+        "tokenizer_config.json": "ffa0c9ec1ab9066a9180ce76a500b3ebdcc2416cc94522865d5665edde0725d5",
+    },
     "qwen3-next-tiny": {
         "config.json": "de276e109012b45e24c20bbaa2c1794c390c221de93727813d5596be17d45c84",
         "generation_config.json": "0efa599f4f85e12626d22374456920a1d7091d13cfad81cf6f2a283258013bb3",
         "model.safetensors": "58a14667999663757aaf5c6024f69ef65316d18710a9ddcc4cc998d5bf492061",
         "tokenizer.json": "ded144a7c1b2445a7599ef00cdc624e1484b74b7260bb2105a195073a6a4468b",
+        "tokenizer_config.json": "ffa0c9ec1ab9066a9180ce76a500b3ebdcc2416cc94522865d5665edde0725d5",
+    },
+    "qwen3-tiny": {
+        "config.json": "283c4edd985c067178645e808f98e953432966f1e943a6a1306afa1ab7af3ca5",
+        "generation_config.json": "0efa599f4f85e12626d22374456920a1d7091d13cfad81cf6f2a283258013bb3",
+        "model.safetensors": "f2e939da3aebc07c0dfc68781d819b96fbe82b6b5e898802507eee218539a8dc",
+        "tokenizer.json": "1a587d3ebad360132f2fe7d3a2990fa13313ef3548a778ca16692ddf8bab7a5e",
+        "tokenizer_config.json": "ffa0c9ec1ab9066a9180ce76a500b3ebdcc2416cc94522865d5665edde0725d5",
+    },
+    "qwen3-tiny-draft": {
+        "config.json": "b3dce569f7689786d507c02e9cbc3d95cfa8a823e53d200c0bcf5875f12f4109",
+        "generation_config.json": "0efa599f4f85e12626d22374456920a1d7091d13cfad81cf6f2a283258013bb3",
+        "model.safetensors": "430e787e30d71597abe382a72d9d5a9681bbe11f07f5344cfb0411d94d0dc8cc",
+        "tokenizer.json": "1a587d3ebad360132f2fe7d3a2990fa13313ef3548a778ca16692ddf8bab7a5e",
         "tokenizer_config.json": "ffa0c9ec1ab9066a9180ce76a500b3ebdcc2416cc94522865d5665edde0725d5",
     },
 }

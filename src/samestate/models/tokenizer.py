@@ -1,12 +1,13 @@
 """The tokenizer of the tiny models: byte-level BPE, written as the files that servers load.
 
 Ids: 0-4 special tokens, 5-260 the bytes 0x00-0xff in order, then pairs of frequent
-characters up to 511. Every byte has an id, so every text can be encoded, and every id decodes.
+characters up to 511, then what a model adds. Every byte has an id, so every text can be encoded, and every id decodes.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import islice, product
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
@@ -25,8 +26,13 @@ def readable_ids() -> list[int]:
     return single + list(range(FIRST_PAIR, VOCAB_SIZE))
 
 
-def tokenizer_files(chat_template: str) -> dict[str, bytes]:
-    """The tokenizer files by name, the same bytes every time."""
+def tokenizer_files(chat_template: str, controls: Sequence[str] = (), words: Sequence[str] = ()) -> dict[str, bytes]:
+    """The tokenizer files by name, the same bytes every time.
+
+    Ids from `VOCAB_SIZE` on: `controls`, each one token wherever it stands in a text, then `words`, which only decode.
+    """
+    added = [(id_, token, token not in ("<think>", "</think>"), False) for id_, token in enumerate(SPECIALS)]
+    added += [(id_, token, False, True) for id_, token in enumerate(controls, start=VOCAB_SIZE)]
     tokenizer = {
         "version": "1.0",
         "truncation": None,
@@ -35,14 +41,14 @@ def tokenizer_files(chat_template: str) -> dict[str, bytes]:
             {
                 "id": id_,
                 "content": token,
-                "single_word": False,
+                "single_word": alone,
                 "lstrip": False,
                 "rstrip": False,
                 "normalized": False,
                 # The thinking markers are text that a client must see; the others steer the conversation.
-                "special": token not in ("<think>", "</think>"),
+                "special": special,
             }
-            for id_, token in enumerate(SPECIALS)
+            for id_, token, special, alone in added
         ],
         "normalizer": None,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True},
@@ -57,7 +63,7 @@ def tokenizer_files(chat_template: str) -> dict[str, bytes]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            "vocab": {token: id_ for id_, token in enumerate(_vocabulary())},
+            "vocab": {token: id_ for id_, token in enumerate([*_vocabulary(), *controls, *map(_spelt, words)])},
             "merges": [list(pair) for pair in _pairs()],
         },
     }
@@ -85,6 +91,11 @@ def _byte_characters() -> list[str]:
     shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = iter(range(0x100, 0x200))
     return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]
+
+
+def _spelt(word: str) -> str:
+    characters = _byte_characters()
+    return "".join(characters[byte] for byte in word.encode())
 
 
 def _pairs() -> list[tuple[str, str]]:

@@ -77,8 +77,29 @@ def _lmcache(command: Start) -> dict[str, Any]:
     }
 
 
+def _samestate(command: Start) -> dict[str, Any]:
+    # What a busy machine is too slow for would only be a miss, and test nothing.
+    tier = {"type": command.connector, "url": command.service, "time_limit_s": 60.0}
+    tiers = [] if command.service is None else [tier]
+    if not tiers and command.connector != "samestate-memory":
+        raise ValueError(f"connector {command.connector!r}: needs the URL of the place behind its memory tier")
+    return {
+        "kv_connector": "SamestateConnector",
+        "kv_connector_module_path": "samestate.cache.connector",
+        "kv_connector_extra_config": {
+            "cpu_bytes_to_use": command.external_cache_bytes,
+            "secondary_tiers": tiers,
+            **command.connector_options,
+        },
+    }
+
+
 _CONNECTORS: dict[str, Callable[[Start], dict[str, Any]]] = {
     "native": _native,
     "dictionary": _dictionary,
     "lmcache": _lmcache,
+    "samestate-memory": _samestate,
+    "samestate-disk": _samestate,
+    "samestate-valkey": _samestate,
+    "samestate-object": _samestate,
 }

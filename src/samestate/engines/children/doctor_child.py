@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ except ImportError:
     from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 
 from samestate.engines.children.lifetime import end_with
+from samestate.engines.children.server_child import moved
 from samestate.engines.inquiry import Answer, Inquiry, Refused
 from samestate.instruments.layout import checkpoint_interval, effective_bytes, page_bytes
 from samestate.models.cache_shape import Pages
@@ -71,9 +73,7 @@ class _Parser(FlexibleArgumentParser):
 def examine(inquiry: Inquiry) -> Answer | Refused:
     """What vLLM would do with this model and these arguments."""
     try:
-        parser = EngineArgs.add_cli_args(_Parser(allow_abbrev=False))
-        arguments = ["--model", inquiry.model, "--skip-tokenizer-init", *inquiry.serve_args]
-        args = EngineArgs.from_cli_args(parser.parse_args(arguments))
+        args = EngineArgs.from_cli_args(_parsed(inquiry.model, ["--skip-tokenizer-init", *inquiry.serve_args]))
     except BadArguments as error:
         return Refused("arguments", str(error))
     try:
@@ -85,6 +85,19 @@ def examine(inquiry: Inquiry) -> Answer | Refused:
     except Exception as error:
         return Refused("model", f"{type(error).__name__}: {_telling_line(error)}")
     return _answer(config, specs)
+
+
+def _parsed(model: str, arguments: list[str]) -> Namespace:
+    """The arguments; those of the frontend alone (``--port``) are read, where there are any. Raises `BadArguments`."""
+    try:
+        return EngineArgs.add_cli_args(_Parser(allow_abbrev=False)).parse_args(["--model", model, *arguments])
+    except BadArguments as error:
+        if not str(error).startswith("unrecognized arguments"):
+            raise
+    # The model stands where `vllm serve` has it, so that no value of an unknown flag is taken for one.
+    args = moved("make_arg_parser")(_Parser(allow_abbrev=False)).parse_args([model, *arguments])
+    args.model = args.model_tag
+    return args
 
 
 def _cache_specs(config: VllmConfig) -> dict[str, KVCacheSpec]:

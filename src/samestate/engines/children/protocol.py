@@ -55,6 +55,30 @@ class Generate(Command, frozen=True, kw_only=True, tag="generate"):
     ignore_eos: bool
 
 
+class Find(Command, frozen=True, kw_only=True, tag="find"):
+    """Look a token up by its text; answered by `Encoded`."""
+
+    text: str
+
+
+class Probe(Command, frozen=True, kw_only=True, tag="probe"):
+    """Run one request with a reasoning budget to its end; answered by `Probed`."""
+
+    request: str
+    token_ids: list[int]
+    budget: int | None
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    stop_token_ids: list[int]
+    ignore_eos: bool
+
+
+class Identify(Command, frozen=True, kw_only=True, tag="identify"):
+    """Say what runs at this moment; answered by `Identified`."""
+
+
 class Reset(Command, frozen=True, kw_only=True, tag="reset"):
     """Reset the local cache, keep the external one; answered by `WasReset`."""
 
@@ -73,6 +97,10 @@ class SetLevel(Command, frozen=True, kw_only=True, tag="set_level"):
     """Switch the audit's level in the idle engine; answered by `LevelSet`."""
 
     level: str
+
+
+class CloseStreams(Command, frozen=True, kw_only=True, tag="close_streams"):
+    """Be idle, and close the streams of all processes, because the kill comes next; answered by `StreamsClosed`."""
 
 
 class Close(Command, frozen=True, kw_only=True, tag="close"):
@@ -107,6 +135,20 @@ class Generated(Reply, frozen=True, kw_only=True, tag="generated"):
     answers: list[Answer]
 
 
+class Probed(Reply, frozen=True, kw_only=True, tag="probed"):
+    request: str
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    finish_reason: str | None
+    stop_reason: int | str | None
+    text: str
+    echo: dict[str, Scalar]
+
+
+class Identified(Reply, frozen=True, kw_only=True, tag="identified"):
+    values: dict[str, Scalar]
+
+
 class WasReset(Reply, frozen=True, kw_only=True, tag="was_reset"):
     local_reset: bool
     attempts: int
@@ -125,6 +167,10 @@ class LevelSet(Reply, frozen=True, kw_only=True, tag="level_set"):
     pass
 
 
+class StreamsClosed(Reply, frozen=True, kw_only=True, tag="streams_closed"):
+    pass
+
+
 class Closed(Reply, frozen=True, kw_only=True, tag="closed"):
     pass
 
@@ -135,5 +181,34 @@ class Failed(Reply, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-AnyCommand = Start | Encode | Generate | Reset | Count | Arm | SetLevel | Close
-AnyReply = Started | Encoded | Generated | WasReset | Counted | Armed | LevelSet | Closed | Failed
+AnyCommand = Start | Encode | Find | Generate | Probe | Identify | Reset | Count | Arm | SetLevel | CloseStreams | Close
+AnyReply = (
+    Started
+    | Encoded
+    | Generated
+    | Probed
+    | Identified
+    | WasReset
+    | Counted
+    | Armed
+    | LevelSet
+    | StreamsClosed
+    | Closed
+    | Failed
+)
+
+
+class Serve(msgspec.Struct, frozen=True, kw_only=True):
+    """What a served engine's process is told, once, as an argument."""
+
+    name: str
+    model: str
+    settings: dict[str, Scalar]
+    serve_args: list[str]
+    host: str
+    port: int
+    served_name: str
+    stream_dir: str | None
+    """Where it says what it serves; None: nowhere."""
+    core: Start | None = None
+    """Connector and audit of its engine core, whose schedule is then recorded; None: neither."""

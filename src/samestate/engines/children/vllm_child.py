@@ -12,32 +12,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import msgspec
+from samestate.engines.children.environment import DEFAULTS, FIXED
 
-os.environ.update(
-    VLLM_NO_USAGE_STATS="1",
-    DO_NOT_TRACK="1",
-    LMCACHE_TRACK_USAGE="false",
-    LMCACHE_DISABLE_BANNER="1",
-    # vLLM seeds its block hashes from it: the same prompt then has the same key in every process.
-    PYTHONHASHSEED="0",
-)
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Spinning OpenMP threads starve each other where cores are shared: ten times slower beside one busy process.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")
+os.environ.update({**DEFAULTS, **os.environ, **FIXED})
 
-import torch
-import vllm
-from pydantic import ValidationError
 from vllm import SamplingParams, envs
-from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import TokensPrompt
@@ -50,36 +32,59 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
+from samestate.engines.children.commands import answer_commands
 from samestate.engines.children.connectors import transfer_config
+from samestate.engines.children.control_state import (
+    begin_capture,
+    captured,
+    controls_in_force,
+    environments,
+    kernels_selected,
+    storages,
+)
+from samestate.engines.children.describing import effective_settings, eos_token_ids, identity_values, versions
 from samestate.engines.children.identity import own_process
 from samestate.engines.children.lifetime import end_with
+from samestate.engines.children.probing import probe
 from samestate.engines.children.protocol import (
     Answer,
-    AnyCommand,
     AnyReply,
     Arm,
     Armed,
     Asked,
     Close,
     Closed,
+    CloseStreams,
     Count,
     Counted,
     Encode,
     Encoded,
-    Failed,
+    Find,
     Generate,
     Generated,
+    Identified,
+    Identify,
     LevelSet,
+    Probe,
+    Probed,
     Reset,
     SetLevel,
     Start,
     Started,
+    StreamsClosed,
     WasReset,
 )
-from samestate.evidence.records import COUNTERS, EngineStarted, EngineStopped, FaultArmed, Scalar
+from samestate.evidence.controls import (
+    CAPTURE_VARIABLE,
+    PROFILE_VARIABLE,
+    SCHEDULE_VARIABLE,
+    STORAGES_VARIABLE,
+)
+from samestate.evidence.records import COUNTERS, EngineStarted, EngineStopped, FaultArmed
 from samestate.instruments import live_faults, recorder
 from samestate.instruments.connector import set_level
 from samestate.instruments.layout import checkpoint_interval, configured_interval
+from samestate.instruments.matched_schedule import match_schedule
 from samestate.instruments.recorded_scheduler import record_in_core
 from samestate.instruments.schedule import record_schedule
 
@@ -89,16 +94,6 @@ SHUTDOWN_SECONDS = 20.0
 """For a core's own process to end, before vLLM kills it and its stream with it."""
 RESET_SECONDS = 2.0
 """Longest wait for finished requests to give their blocks back, beyond what saves are held back."""
-RECORDED_ENVIRONMENT = (
-    "OMP_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "PYTHONHASHSEED",
-    "VLLM_BATCH_INVARIANT",
-    "VLLM_CPU_KVCACHE_SPACE",
-    "VLLM_CPU_OMP_THREADS_BIND",
-    "VLLM_ENABLE_V1_MULTIPROCESSING",
-)
-"""By allow-list, so that no secret can enter an archive."""
 
 
 class BadArguments(Exception):
@@ -129,6 +124,7 @@ class Child:
         stream_dir = Path(command.stream_dir)
         # Saves that are held back must still be open when the next operation starts: that is what they test.
         self._save_delay_ms = command.save_delay_ms
+        self._refuse_unheard()
         args = self._engine_args(command)
         _bind_ranks_to_cores(args.tensor_parallel_size)
         if envs.VLLM_ENABLE_V1_MULTIPROCESSING:
@@ -139,6 +135,11 @@ class Child:
             self.engine = LLMEngine.from_engine_args(args)
             self.core = self.engine.engine_core.engine_core
             record_schedule(self.core.scheduler, self.stream)
+            for environment in environments(self.core.model_executor):
+                self.stream.append(environment)
+            self._digest_storages(self.core, "start")
+            begin_capture(self.core.model_executor)
+        self._match_schedule()
         started = self._describe(command)
         self.stream.append(started)
         recorder.flush()
@@ -149,6 +150,18 @@ class Child:
         if tokenizer is None:
             raise ValueError("the engine has no tokenizer: leave out --skip-tokenizer-init")
         return Encoded(token_ids=list(tokenizer.encode(command.text, add_special_tokens=False)))
+
+    def find(self, command: Find) -> Encoded:
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
+            raise ValueError("the engine has no tokenizer: leave out --skip-tokenizer-init")
+        return Encoded(token_ids=[id_ for id_ in range(len(tokenizer)) if tokenizer.decode([id_]) == command.text])
+
+    def probe(self, command: Probe) -> Probed:
+        return probe(self._engine, command)
+
+    def identify(self, _: Identify) -> Identified:
+        return Identified(values=identity_values(self._engine.vllm_config))
 
     def generate(self, command: Generate) -> Generated:
         params = SamplingParams(
@@ -208,9 +221,19 @@ class Child:
         set_level(command.level)
         return LevelSet()
 
+    def close_streams(self, _: CloseStreams) -> StreamsClosed:
+        self._settle()
+        self._observe_end()
+        executor = self.core.model_executor if self.core else None
+        if isinstance(executor, MultiprocExecutor):
+            executor.collective_rpc(recorder.close_in_worker)
+        recorder.close()
+        return StreamsClosed()
+
     def close(self, _: Close) -> Closed:
         if self.engine is not None:
             self._settle()
+            self._observe_end()
             self.engine.engine_core.shutdown(timeout=SHUTDOWN_SECONDS)
             self.engine = None
             self.stream.append(EngineStopped())
@@ -226,6 +249,16 @@ class Child:
         assert self.engine is not None, "no engine was started"
         return self.engine
 
+    def _observe_end(self) -> None:
+        """Record what is recorded once, when all operations are over."""
+        if self.core is None:
+            return
+        self._digest_storages(self.core, "end")
+        for call in captured(self.core.model_executor):
+            self.stream.append(call)
+        for selected in kernels_selected(self.core.model_executor):
+            self.stream.append(selected)
+
     def _settle(self) -> None:
         """Step the idle engine until no transfer is left, so that one operation's saves end in it."""
         if self.core is None:
@@ -240,9 +273,29 @@ class Child:
             self.core.step_fn()
             time.sleep(0.0005)
 
+    def _digest_storages(self, core: EngineCore, moment: Literal["start", "end"]) -> None:
+        if os.environ.get(STORAGES_VARIABLE, "0") not in ("", "0"):
+            for digested in storages(core.model_executor, moment):
+                self.stream.append(digested)
+
+    def _match_schedule(self) -> None:
+        """Put the matched schedule on where the environment asks for it. Raises ValueError where it cannot be."""
+        self._schedule_sha256: str | None = None
+        mode = os.environ.get(SCHEDULE_VARIABLE) or "0"
+        if self.core is not None and mode != "0":
+            self._schedule_sha256 = match_schedule(self.core.scheduler, mode)
+
+    def _refuse_unheard(self) -> None:
+        """Raises ValueError for what was asked of a core that would never hear of it."""
+        for name in (SCHEDULE_VARIABLE, STORAGES_VARIABLE, CAPTURE_VARIABLE):
+            if envs.VLLM_ENABLE_V1_MULTIPROCESSING and os.environ.get(name, "0") not in ("", "0"):
+                raise ValueError(f"{name}: needs the core in this process; leave it unset for this plan")
+
     def _engine_args(self, command: Start) -> EngineArgs:
         parser = EngineArgs.add_cli_args(_Parser())
-        parser.set_defaults(**command.settings)
+        # Where a tuner profile is in force nothing else may tune, unless somebody says so: the record shows it.
+        untuned = {"enable_flashinfer_autotune": False} if os.environ.get(PROFILE_VARIABLE) else {}
+        parser.set_defaults(**untuned | command.settings)
         namespace = parser.parse_args(["--model", command.model, *command.serve_args])
         args = EngineArgs.from_cli_args(namespace)
         args.disable_log_stats = False
@@ -259,7 +312,7 @@ class Child:
         return EngineStarted(
             engine="vllm",
             process=own_process(),
-            versions=_versions(),
+            versions=versions(),
             checkpoint_interval=checkpoint_interval(groups) if groups else configured_interval(config.cache_config),
             max_model_len=config.model_config.max_model_len,
             tensor_parallel=parallel.tensor_parallel_size,
@@ -268,8 +321,9 @@ class Child:
             decode_context_parallel=parallel.decode_context_parallel_size,
             connector=type(children[0] if children else connector).__name__ if connector else None,
             audit_level=command.audit_level if connector else None,
-            settings=_effective_settings(config),
-            eos_token_ids=_eos_token_ids(self._engine),
+            settings=effective_settings(config),
+            eos_token_ids=eos_token_ids(self._engine.model_config, self._engine.tokenizer),
+            controls=controls_in_force(command.repair, self._schedule_sha256),
         )
 
 
@@ -325,115 +379,24 @@ def _bind_ranks_to_cores(ranks: int) -> None:
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, share)) for share in shares)
 
 
-def _versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0], "vllm": vllm.__version__, "torch": str(torch.__version__)}
-    for name in ("samestate", "transformers", "triton", "fla-core", "lmcache"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _effective_settings(config: VllmConfig) -> dict[str, Scalar]:
-    """Every plain value of vLLM's configuration after its own defaults and overrides."""
-    settings: dict[str, Scalar] = {}
-    for section in ("cache_config", "scheduler_config", "parallel_config", "model_config", "load_config"):
-        for name, value in vars(getattr(config, section)).items():
-            if name.startswith("_") or name in _LEFT_OUT:
-                continue
-            plain = str(value) if isinstance(value, torch.dtype) else value
-            if plain is None or isinstance(plain, str | int | float | bool):
-                settings[f"{section}.{name}"] = plain
-    transfer = config.kv_transfer_config
-    settings["kv_transfer_config.kv_connector"] = transfer.kv_connector if transfer else None
-    settings["kv_transfer_config.kv_load_failure_policy"] = transfer.kv_load_failure_policy if transfer else None
-    settings["speculative_config.num_speculative_tokens"] = (
-        config.speculative_config.num_speculative_tokens if config.speculative_config else 0
-    )
-    settings.update({f"env.{name}": os.environ[name] for name in RECORDED_ENVIRONMENT if name in os.environ})
-    return settings
-
-
-_LEFT_OUT = {
-    # A secret.
-    "hf_token",
-    # Paths, hosts and ports: they differ from run to run and say nothing about the computation.
-    "model",
-    "tokenizer",
-    "served_model_name",
-    "download_dir",
-    "data_parallel_master_port",
-    "data_parallel_rpc_port",
-    "master_port",
-    "master_addr",
-    "data_parallel_master_ip",
-    "hf_config_path",
-    "allowed_local_media_path",
-    "model_weights",
-}
-
-
-def _eos_token_ids(engine: LLMEngine) -> list[int]:
-    """Every known end-of-sequence id: tokenizer, model config, generation config."""
-    model = engine.model_config
-    generation = model.try_get_generation_config()
-    found: set[int] = set()
-    for value in (
-        getattr(engine.tokenizer, "eos_token_id", None),
-        getattr(model.hf_config, "eos_token_id", None),
-        getattr(model.hf_text_config, "eos_token_id", None),
-        generation.get("eos_token_id"),
-    ):
-        found.update([value] if isinstance(value, int) else value or [])
-    return sorted(found)
-
-
 def serve(read_fd: int, write_fd: int) -> None:
     """Answer commands until `Close`, or until the driver is gone."""
     child = Child()
     handlers: dict[type, Callable[[Any], AnyReply]] = {
         Start: child.start,
         Encode: child.encode,
+        Find: child.find,
         Generate: child.generate,
+        Probe: child.probe,
+        Identify: child.identify,
         Reset: child.reset,
         Count: child.count,
         Arm: child.arm,
         SetLevel: child.set_level,
+        CloseStreams: child.close_streams,
         Close: child.close,
     }
-    decoder = msgspec.json.Decoder(AnyCommand)
-    with os.fdopen(read_fd, "rb") as commands, os.fdopen(write_fd, "wb", buffering=0) as replies:
-        for line in commands:
-            command = decoder.decode(line)
-            try:
-                reply = handlers[type(command)](command)
-                recorder.flush()
-                if problem := recorder.failure():
-                    reply = Failed(message=problem)
-            except Exception as error:
-                _print_traceback()
-                reply = Failed(message=f"{type(error).__name__}: {_telling_line(error)}")
-            replies.write(msgspec.json.encode(reply) + b"\n")
-            if isinstance(command, Close):
-                return
-
-
-def _telling_line(error: Exception) -> str:
-    """The first line; pydantic's own only counts the mistakes, and the first of them is what tells."""
-    text = str(error)
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        text = f"{place}: {first['msg']}" if place else first["msg"]
-    return next(iter(text.strip().splitlines()), "")
-
-
-def _print_traceback() -> None:
-    import traceback
-
-    traceback.print_exc()
-    sys.stderr.flush()
+    answer_commands(read_fd, write_fd, handlers)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from itertools import count
 from typing import ClassVar
 
-from samestate.engines.base import Ask, CounterValues, Engine, EngineError, EngineSpec, Generation, ResetResult
+from samestate.engines.base import Ask, CounterValues, Engine, EngineError, EngineSpec, Generation, Kill, ResetResult
 from samestate.engines.sim.blocks import Pool, Sequence
 from samestate.engines.sim.conduct import Conduct
 from samestate.engines.sim.faults import CONDUCTS
@@ -108,6 +108,12 @@ class SimEngine(Engine):
         self._workers.conduct = self._choose_conduct(name)
         if name is not None:
             self._journal.say(FaultArmed(fault=name, parameters={}))
+
+    def kill(self) -> Kill:
+        self._require_running()
+        self._started = False
+        self._journal.close()
+        return Kill(self._process, 1)
 
     def close(self) -> None:
         if self._started:

@@ -10,8 +10,10 @@ from typing import Literal, NamedTuple
 from samestate.engines.base import EngineSpec
 from samestate.engines.sim.blocks import Place
 from samestate.engines.sim.state import ATTENTION, EOS, STATE_GROUPS, Rank, Settings
+from samestate.evidence.controls import CONTROLS
 from samestate.evidence.records import (
     AnyRecord,
+    Control,
     EngineGroup,
     EngineStarted,
     Entry,
@@ -134,6 +136,7 @@ def describe(spec: EngineSpec, settings: Settings, process: str, *, audited: boo
         "cache_config.mamba_cache_mode": "align",
         "cache_config.num_gpu_blocks": settings.num_gpu_blocks,
         "kv_transfer_config": connector,
+        "kv_transfer_config.kv_role": "kv_both" if connector else None,
         "model_config.max_model_len": settings.max_model_len,
         "parallel_config.tensor_parallel_size": settings.tensor_parallel_size,
         "scheduler_config.max_num_batched_tokens": settings.max_num_batched_tokens,
@@ -155,6 +158,7 @@ def describe(spec: EngineSpec, settings: Settings, process: str, *, audited: boo
         audit_level=spec.audit_level if audited else None,
         settings=effective,
         eos_token_ids=[EOS],
+        controls=[Control(name=name, on=False, sha256=None) for name in CONTROLS],
     )
 
 

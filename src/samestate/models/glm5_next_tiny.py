@@ -1,0 +1,79 @@
+"""The weights of `glm5-next-tiny`: GLM-5.3-Flash's text model (delta attention, sparse attention with a pooled indexer,
+hyper-connections, mixture of experts), one period of its layers.
+
+Its config.json has the fields of the public model's own, `Glm5NextTextConfig` of transformers 5.19 (source: see
+``data/configs/glm-5.3-flash.json``), and those that vLLM reads and that class does not set: ``mhc``, ``mla_use_nope``,
+``indexer_rope_interleave``, ``num_nextn_predict_layers``, ``scoring_func``, ``topk_method``. Widths, heads, experts,
+layers, vocabulary and ``index_topk`` are scaled down. Kinds of entries, their order, the pool of 16 and the four
+streams are not.
+Left out: the vision tower, and the layers of multi-token prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from samestate.models.delta_weights import Tensors
+from samestate.models.weights import Weight, constant
+
+DECAY_BIAS = (-9.5, 0.5)
+"""Mean and standard deviation of ``dt_bias``: five times its sigmoid is the decay rate per token."""
+MIXING = 0.3
+"""Gain of the hyper-connections' projection."""
+MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def weights(config: dict[str, Any], stream: str) -> Iterator[Weight]:
+    """Every tensor of the checkpoint under its public name."""
+    tensors = Tensors(config, stream)
+    hidden = config["hidden_size"]
+    yield tensors.embedding("model.embed_tokens.weight")
+    for index, (kind, mlp) in enumerate(zip(config["layer_types"], config["mlp_layer_types"], strict=True)):
+        layer = f"model.layers.{index}"
+        yield tensors.norm(f"{layer}.input_layernorm.weight", hidden)
+        yield tensors.norm(f"{layer}.post_attention_layernorm.weight", hidden)
+        for place in ("attn", "ffn"):
+            yield from _hyper_connection(tensors, f"{layer}.hc_{place}", config["hc_mult"], hidden)
+        attention = _recurrent if kind == "linear_attention" else _sparse
+        yield from attention(tensors, f"{layer}.self_attn", config)
+        if mlp == "dense":
+            yield from tensors.mlp(f"{layer}.mlp", config["intermediate_size"], MLP)
+        else:
+            size, shared = config["moe_intermediate_size"], config["n_shared_experts"]
+            yield from tensors.experts(f"{layer}.mlp", config["n_routed_experts"], size, shared, MLP)
+    yield tensors.norm("model.norm.weight", hidden)
+    yield tensors.output("lm_head.weight")
+
+
+def _hyper_connection(tensors: Tensors, name: str, streams: int, hidden: int) -> Iterator[Weight]:
+    mixed = (2 + streams) * streams
+    yield tensors.linear(f"{name}_fn", mixed, streams * hidden, MIXING)
+    # Streams begin alike: without a bias of its own each would stay the others' copy.
+    yield tensors.drawn(f"{name}_base", mixed, std=1.0)
+    yield constant(f"{name}_scale", 3, value=1.0)
+
+
+def _recurrent(tensors: Tensors, name: str, config: dict[str, Any]) -> Iterator[Weight]:
+    heads, size = config["linear_num_heads"], config["linear_head_dim"]
+    yield from tensors.delta_attention(name, heads, size, config["linear_conv_kernel_dim"])
+    mean, std = DECAY_BIAS
+    yield tensors.drawn(f"{name}.dt_bias", heads * size, std=std, mean=mean)
+    yield constant(f"{name}.A_log", heads, value=0.0)
+
+
+def _sparse(tensors: Tensors, name: str, config: dict[str, Any]) -> Iterator[Weight]:
+    hidden, rank = config["hidden_size"], config["q_lora_rank"]
+    yield tensors.linear(f"{name}.q_a_proj.weight", rank, hidden)
+    yield tensors.norm(f"{name}.q_a_layernorm.weight", rank)
+    queries = config["num_attention_heads"] * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    yield tensors.linear(f"{name}.q_b_proj.weight", queries, rank)
+    yield from tensors.latent_attention(name, config)
+    heads, size, pool = config["index_n_heads"], config["index_head_dim"], config["index_kpool"]
+    yield tensors.linear(f"{name}.indexer.wq_b.weight", heads * size, rank)
+    yield tensors.linear(f"{name}.indexer.wk.weight", size, hidden)
+    yield tensors.norm(f"{name}.indexer.k_norm.weight", size)
+    yield constant(f"{name}.indexer.k_norm.bias", size, value=0.0)
+    yield tensors.linear(f"{name}.indexer.weights_proj.weight", heads, hidden)
+    yield tensors.drawn(f"{name}.indexer.index_kpool_compress_ape", pool, size, std=0.5)
+    yield tensors.linear(f"{name}.indexer.index_kpool_compress_gate", size, hidden)

@@ -1,0 +1,1 @@
+"""samestate in other people's test suites: fixtures and a mark for pytest."""
