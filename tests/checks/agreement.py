@@ -55,7 +55,7 @@ def _comparable(analyzer: str | None, checks: list[str]) -> set[str]:
     known = ANALYZERS.get(analyzer or "")
     if known is None or set(known.checks) == set(checks):
         return set(checks)
-    (ran,) = [one for one in ANALYZERS.values() if set(one.checks) == set(checks)]
+    ran, *_ = [one for one in ANALYZERS.values() if set(one.checks) == set(checks)]
     same = {check for check in checks if known.checks.get(check) is ran.checks[check]}
     return same | ({PLAN_IDENTITY} & known.checks.keys())
 

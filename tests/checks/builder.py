@@ -88,7 +88,9 @@ class Run:
     def write(self, root: Path) -> Archive:
         """The archive, through the real writer."""
         resolved = canonical_json(self.resolved.model_dump(mode="json"))
-        writer = ArchiveWriter.create(root, plan_json(self.plan))
+        # An attempt begins before its arms, on the clock that all of them share.
+        with patch("samestate.evidence.stream.time.monotonic_ns", lambda: 1_000):
+            writer = ArchiveWriter.create(root, plan_json(self.plan))
         writer.write_resolved(resolved)
         writer.write_inputs(self.inputs)
         for source, name in ((self.control, "control"), (self.reference, "reference-control")):
@@ -96,8 +98,9 @@ class Run:
                 writer.import_arm(source, "control", name, other_plan=self.plan.control_from is not None)
         for arm in dict.fromkeys(arm for arm, _ in self.streams):
             self._write_arm(writer, arm)
-        for record in self.attempts:
-            writer.attempts.append(record)
+        with patch("samestate.evidence.stream.time.monotonic_ns", lambda: 1_000):
+            for record in self.attempts:
+                writer.attempts.append(record)
         if self.sealed:
             writer.seal()
         else:
@@ -213,7 +216,15 @@ def build(
     )
     run = Run(plan, resolved, {token_digest(ids): ids for ids in tokens.values()}, [], {})
     names = list(arms or ("control", "candidate"))
-    run.attempts = [
+    run.attempts = attempt(resolved, names, fault)
+    for name in names:
+        _Arm(run, name, c, ranks, fault if name == "candidate" else None).record(planned, tokens)
+    return run
+
+
+def attempt(resolved: ResolvedPlan, arms: list[str], fault: str | None = None) -> list[r.Record]:
+    """A first attempt that ran these arms live, reached requests and completed."""
+    return [
         r.AttemptStarted(
             attempt=1,
             plan_sha256=resolved.plan_sha256,
@@ -221,7 +232,7 @@ def build(
             source_sha256="0" * 64,
             source_commit=None,
             fault=fault,
-            arms=names,
+            arms=arms,
             control_seal_sha256=None,
             reference_seal_sha256=None,
             options={},
@@ -229,9 +240,6 @@ def build(
         *map(_reached, (r.ContactLevel.HOST, r.ContactLevel.MODEL, r.ContactLevel.REQUEST)),
         r.AttemptEnded(outcome=r.Outcome.COMPLETED, reason=None),
     ]
-    for name in names:
-        _Arm(run, name, c, ranks, fault if name == "candidate" else None).record(planned, tokens)
-    return run
 
 
 def _reached(level: r.ContactLevel) -> r.Record:

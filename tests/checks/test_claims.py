@@ -6,6 +6,7 @@ import inspect
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from samestate.checks import claim as words
@@ -17,8 +18,10 @@ from samestate.checks.claims import Evidence, bases, lint
 from samestate.checks.history import History
 from samestate.checks.known import read_known
 from samestate.checks.written import WrittenError
+from samestate.evidence import records as r
+from samestate.evidence.controls import CONTROLS, MATCHED_SCHEDULE, TUNER_PROFILE
 
-from .builder import Run, build, imported, instrumented_plan
+from .builder import Run, build, edit, imported, instrumented_plan
 
 
 def evidence(run: Run, root: Path) -> Evidence:
@@ -149,6 +152,25 @@ def test_a_cause_needs_a_run_without_it_that_comes_out_otherwise(
     assert rules(faulty, "cause", text, checks, paged, ablation=seal(paged)) == ["joint-intervention"]
     again = evidence(build(), folder / "again")
     assert rules(clean, "cause", text, checks, again, ablation=seal(again)) == ["no-contrast", "joint-intervention"]
+
+
+def controlled(folder: Path, fault: str | None, *on: str) -> Evidence:
+    """A run under these controls; of a fault it carries the outputs and no tag."""
+    run = build(fault=fault)
+    run.attempts[0] = msgspec.structs.replace(run.attempts[0], fault=None)
+    recorded = [r.Control(name=name, on=name in on, sha256="a" * 64 if name in on else None) for name in CONTROLS]
+    for arm in ("control", "candidate"):
+        edit(run.client(arm), r.EngineStarted, {"controls": recorded})
+    return evidence(run, folder / "-".join(["under", *on]))
+
+
+def test_controls_are_separate_and_a_cause_is_one_of_them(folder: Path) -> None:
+    text, checks = "The matched schedule makes reloads equal", ["paired-equality"]
+    without = controlled(folder, "full-lookup")
+    one = controlled(folder, None, MATCHED_SCHEDULE)
+    both = controlled(folder, None, MATCHED_SCHEDULE, TUNER_PROFILE)
+    assert rules(one, "cause", text, checks, without, ablation=seal(without)) == []
+    assert rules(both, "cause", text, checks, without, ablation=seal(without)) == ["joint-intervention"]
 
 
 def test_equal_digests_are_no_proof_of_addressing(paged: Evidence) -> None:

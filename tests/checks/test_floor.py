@@ -70,7 +70,13 @@ def about(judgement: Judgement, op: str) -> list[Finding]:
 def test_the_shipped_plan_passes_with_a_floor_of_nothing(tmp_path: Path) -> None:
     judgement = judge(s.sealed(load("pressure"), tmp_path))
     assert judgement.verdict is Verdict.PASS
-    assert set(judgement.required) == {*load("pressure").required_checks, "cacheability", "resets"}
+    assert set(judgement.required) == {
+        *load("pressure").required_checks,
+        "cacheability",
+        "resets",
+        "controls",
+        "topology",
+    }
     assert b.result(judgement, FLOOR).summary == "0 over 144 tokens, alone against in company, both cold"
     assert b.result(judgement, EQUALITY).summary == "37/37 generations equal to cold; no ties below the floor of 0"
     assert not any(row.tie for row in judgement.table)

@@ -66,7 +66,7 @@ def ends(run: b.Run, op: str) -> int:
 def test_the_shipped_plan_passes(tmp_path: Path) -> None:
     judgement = judge(s.sealed(load("cacheability"), tmp_path))
     assert judgement.verdict is Verdict.PASS
-    assert set(judgement.required) == {*load("cacheability").required_checks, "resets"}
+    assert set(judgement.required) == {*load("cacheability").required_checks, "resets", "controls", "topology"}
     result = b.result(judgement, CHECK)
     assert result.summary == "hits of C·⌊(N−1)/C⌋ at all sightings, by length: local 11/11, external 11/11"
     assert (result.unit, result.examined) == ("sightings", 44)

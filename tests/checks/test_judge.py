@@ -9,10 +9,10 @@ import pytest
 
 from samestate.checks import analyzers
 from samestate.checks.analyzers import ANALYZERS, AnalyzerError, judge, source_sha256
-from samestate.checks.base import Verdict
+from samestate.checks.base import Place, Verdict
 from samestate.checks.history import History
 from samestate.checks.table import table
-from samestate.checks.verdicts import conclude
+from samestate.checks.verdicts import conclude, unknown
 from samestate.evidence import records as r
 from samestate.evidence.archive import Archive
 from samestate.plans.lending import objection
@@ -82,8 +82,8 @@ def test_the_fault_tag_is_shown_and_never_judged_by(tmp_path: Path) -> None:
 def test_no_check_reads_the_fault() -> None:
     folder = Path(analyzers.__file__).parent
     readers = {path.name for path in folder.glob("*.py") if ".fault" in path.read_text(encoding="utf-8")}
-    # `claims` says of an archive that is judged already what may be claimed of it.
-    assert readers == {"analyzers.py", "claims.py", "history.py"}
+    # `claims` and `known` say of an archive that is judged already what may be claimed, and what is accepted, of it.
+    assert readers == {"analyzers.py", "claims.py", "history.py", "known.py"}
 
 
 def test_an_imported_control_is_no_new_run_of_two_arms(tmp_path: Path) -> None:
@@ -200,6 +200,15 @@ def test_a_fault_that_did_not_show_is_said(tmp_path: Path, fault: str | None) ->
     said = "Fault other was injected and did not show: no required check failed."
     assert (said in judgement.limitations) == (fault == "other")
     assert judgement.verdict is (Verdict.FAIL if fault == "full-lookup" else Verdict.PASS)
+
+
+def test_a_fault_that_left_checks_without_evidence_is_said(tmp_path: Path) -> None:
+    history = History.read(b.build(fault="other").write(tmp_path / "a"))
+    passed = conclude("integrity", [], unit="records", examined=1, summary="")
+    lost = unknown("missing_ranks", "rank 1 left no record", Place())
+    unsure = conclude("ranks", [lost], unit="reloads", examined=1, summary="")
+    (said,) = analyzers._hidden_fault(history, [passed, unsure], ["integrity", "ranks"])
+    assert said == "Fault other was injected: no required check failed, unknown are ranks."
 
 
 @pytest.mark.parametrize("name", list(shipped()))

@@ -9,7 +9,7 @@ import pytest
 
 from samestate.checks.analyzers import Judgement
 from samestate.checks.base import CheckResult, Finding, Place, Verdict
-from samestate.checks.known import NEVER, Entry, accept, read_known
+from samestate.checks.known import NEVER, Entry, Running, accept, read_known
 from samestate.checks.written import WrittenError
 
 from .builder import build, result
@@ -50,6 +50,46 @@ def test_when_every_failure_is_accepted_the_run_passes_and_says_so(faulty: Judge
     (finding,) = result(accepted, "paired-equality").findings
     assert finding.message.startswith("accepted until 2026-12-31 by the cache team (issue 7): ")
     assert finding.verdict is Verdict.FAIL
+
+
+def test_what_is_known_of_one_version_is_not_accepted_of_another(faulty: Judgement) -> None:
+    known = every(faulty, versions={"vllm": "0.32.0"})
+    both: dict[str, dict[str, str]] = {"control": {"vllm": "0.32.0", "torch": "2"}, "candidate": {"vllm": "0.32.0"}}
+    assert accept(faulty, known, TODAY, Running(both)).verdict is Verdict.PASS
+    for running in ({}, {"control": {}, "candidate": {"vllm": "0.32.0"}}, both | {"candidate": {"vllm": "0.33.0"}}):
+        judged = accept(faulty, known, TODAY, Running(running))
+        assert judged.verdict is Verdict.FAIL
+        assert judged.limitations[0].endswith("accepts nothing: it is one of vllm 0.32.0, which did not run here.")
+    one_arm = every(faulty, versions={"vllm": "0.32.0"}, arm="candidate")
+    running = Running({"control": {}, "candidate": {"vllm": "0.32.0"}})
+    assert accept(faulty, one_arm, TODAY, running).verdict is Verdict.PASS
+
+
+def test_what_is_known_of_an_engine_a_plan_or_without_a_repair_is_not_accepted_elsewhere(faulty: Judgement) -> None:
+    known = every(faulty, engine="vllm", plan="budget-grid", repairs=[])
+    ran = Running({"control": {}, "candidate": {}}, {"control": "vllm", "candidate": "vllm"}, "budget-grid", repairs=())
+    assert accept(faulty, known, TODAY, ran).verdict is Verdict.PASS
+    for other in (
+        ran._replace(engines={"control": "vllm", "candidate": "sim"}),
+        ran._replace(engines={}),
+        ran._replace(plan="budget-sampled"),
+        ran._replace(plan=None),
+        ran._replace(repairs=("cpu-draft-rows",)),
+        ran._replace(repairs=None),
+    ):
+        judged = accept(faulty, known, TODAY, other)
+        assert judged.verdict is Verdict.FAIL
+        said = "it is one of engine vllm, plan budget-grid, repairs none, which did not run"
+        if other.plan != ran.plan:
+            said = "Known findings of other plans accept nothing here: budget-grid."
+        assert said in judged.limitations[0]
+
+
+def test_nothing_is_accepted_of_a_run_with_a_fault(faulty: Judgement) -> None:
+    assert accept(faulty, every(faulty), TODAY, Running()).verdict is Verdict.PASS
+    judged = accept(faulty, every(faulty), TODAY, Running(fault="full-lookup"))
+    assert judged.verdict is Verdict.FAIL
+    assert judged.limitations[0].startswith("Nothing is accepted of a run with a fault: full-lookup was declared")
 
 
 def test_one_finding_that_is_not_accepted_still_counts(faulty: Judgement) -> None:

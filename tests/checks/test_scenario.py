@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> b.Run:
 def test_the_shipped_plans_pass_on_the_simulated_engine(tmp_path: Path, name: str) -> None:
     judgement = judge(s.sealed(load(name), tmp_path))
     assert (judgement.verdict, judgement.comparison_kind) == (Verdict.PASS, "paired_live")
-    assert set(judgement.required) == {*load(name).required_checks, "cacheability", "resets"}
+    assert set(judgement.required) == {*load(name).required_checks, "cacheability", "resets", "controls", "topology"}
     assert {row.path for row in judgement.table} == {"cold", "local", "external", "mixed"}
     assert all(row.content_boundary == row.credited for row in judgement.table if row.external)
     assert [row.case for row in judgement.table if row.together] == ["branch", "two", "one", "short"]

@@ -49,7 +49,13 @@ def prompt(run: b.Run, op: str, arm: str) -> list[int]:
 def test_the_shipped_plan_passes(tmp_path: Path) -> None:
     judgement = judge(s.sealed(load("conversation"), tmp_path))
     assert judgement.verdict is Verdict.PASS
-    assert set(judgement.required) == {*load("conversation").required_checks, "cacheability", "resets"}
+    assert set(judgement.required) == {
+        *load("conversation").required_checks,
+        "cacheability",
+        "resets",
+        "controls",
+        "topology",
+    }
     assert b.result(judgement, "turns").summary == (
         "15/15 turns reused a prefix, 11 of them a state that decode computed (5 from outside)"
     )

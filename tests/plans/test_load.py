@@ -33,12 +33,19 @@ SOURCE = "ab" * 32
 SHIPPED_NAMES = [
     "boundary",
     "boundary-instrumented",
+    "boundary-killed",
+    "boundary-restart",
+    "boundary-snapshot",
+    "budget-grid",
+    "budget-sampled",
     "cacheability",
     "churn",
     "continuation",
     "conversation",
+    "latency",
     "local-hit",
     "pressure",
+    "reasoning-close",
     "shared-prefix",
     "shared-prefix-restart",
     "shared-prefix-steps",
@@ -84,7 +91,8 @@ def test_the_shipped_plan_says_what_it_does_not_show() -> None:
         (
             "connector: native",
             "connector: redis",
-            "arms[1].connector: must be 'none', 'native', 'dictionary' or 'lmcache', not 'redis'",
+            "arms[1].connector: must be 'none', 'native', 'dictionary', 'lmcache', 'samestate-memory', "
+            "'samestate-disk', 'samestate-valkey' or 'samestate-object', not 'redis'",
         ),
         (
             "connector: native",
@@ -123,7 +131,7 @@ def test_the_shipped_plan_says_what_it_does_not_show() -> None:
             "arms: 'repeat' tests the local cache alone; make it one 'candidate' with connector 'none'",
         ),
         ("name: boundary", "name: My Plan", "name: must match ^[a-z0-9][a-z0-9.-]*$, 'My Plan' does not"),
-        ("temperature: 0", "temperature: 1", "temperature: must be 0, not 1"),
+        ("temperature: 0", "temperature: 1", "temperature: must be 0, not 1; only a marker plan samples"),
         ("output_tokens: 64", "output_tokens: 0", "output_tokens: must be above 0, not 0"),
         ("ignore_eos: true", "ignore_eos: 1", "ignore_eos: should be a valid boolean, not 1"),
         ("    seed: 0", "    model: x", "engine.settings.model: is set for each arm; remove it"),
@@ -329,10 +337,12 @@ def test_an_integer_of_many_digits_is_one_short_line(tmp_path: Path, name: str, 
     assert len(refusal(tmp_path / name, text)) < 200
 
 
-@pytest.mark.parametrize(("field", "value"), [("format", True), ("temperature", False)])
-def test_true_is_no_number(tmp_path: Path, field: str, value: bool) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "expected"), [("format", True, "integer"), ("temperature", False, "number")]
+)
+def test_true_is_no_number(tmp_path: Path, field: str, value: bool, expected: str) -> None:
     plan = load("boundary").model_dump(mode="json") | {field: value}
-    assert refusal(tmp_path / "mine.json", json.dumps(plan)) == f"{field}: should be a valid integer, not {value}"
+    assert refusal(tmp_path / "mine.json", json.dumps(plan)) == f"{field}: should be a valid {expected}, not {value}"
     lock = json.loads(lock_json(load("boundary"))) | {"format": True}
     assert refusal(tmp_path / "mine.lock", json.dumps(lock)) == "format: should be a valid integer, not True"
 
@@ -390,3 +400,21 @@ def test_a_block_size_of_an_arm_is_named(tmp_path: Path) -> None:
     assert spoiled != text
     said = refusal(tmp_path / "p.yaml", spoiled)
     assert "arms[1].settings.block_size: must be a whole number above 0" in said
+
+
+def test_only_an_engine_that_another_follows_is_killed(tmp_path: Path) -> None:
+    plan = load("boundary-killed")
+    assert [arm.ended for arm in plan.arms] == ["stopped", "killed", "stopped"]
+    shipped_plan = files("samestate.plans").joinpath("shipped/boundary-killed.yaml").read_text()
+    late = tmp_path / "late.yaml"
+    late.write_text(shipped_plan.replace("service: kept}", "service: kept, ended: killed}"))
+    with pytest.raises(PlanError, match=r"arms\[2\]\.ended: no arm follows this one, so a kill would test nothing"):
+        load(str(late))
+    markers = load("budget-sampled").model_dump(mode="json")
+    markers["arms"][0]["ended"] = "killed"
+    assert refusal(tmp_path / "markers.json", json.dumps(markers)).startswith("arms[0].ended: no arm follows this one")
+
+
+def test_a_plan_in_which_nothing_is_killed_keeps_its_hash() -> None:
+    assert b'"ended"' not in plan_json(load("boundary-restart"))
+    assert plan_json(load("boundary-killed")).count(b'"ended":"killed"') == 1

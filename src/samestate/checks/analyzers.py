@@ -17,25 +17,39 @@ from samestate.checks import (
     cacheability,
     completion,
     continuation,
+    controls,
     counters,
     coverage,
     each,
+    environment,
     equality,
     failures,
     floor,
     geometry,
     hit_length,
     integrity,
+    latency,
+    latency_reuse,
+    latency_side,
+    latency_study,
+    latency_table,
     layout,
     local_hit,
+    marker_checks,
+    marker_table,
     page_coverage,
     pages,
     paths,
     poison,
     prefix_identity,
+    probe_equality,
+    probe_reuse,
+    probe_table,
+    probe_usage,
     provenance,
     queries,
     ranks,
+    reference,
     repetitions,
     resets,
     resumptions,
@@ -43,6 +57,8 @@ from samestate.checks import (
     scenario,
     settings,
     steps,
+    storages,
+    topology,
     transfers,
     turns,
 )
@@ -50,6 +66,7 @@ from samestate.checks.base import Check, CheckResult, Verdict
 from samestate.checks.boundary import CHECK as BOUNDARY
 from samestate.checks.boundary import boundary
 from samestate.checks.history import REFERENCE, History, MissingEvidence
+from samestate.checks.marker_reconcile import Rule
 from samestate.checks.page_history import PAGE_LEVELS
 from samestate.checks.plan_identity import CHECK as PLAN_IDENTITY
 from samestate.checks.plan_identity import Running, plan_identity
@@ -62,8 +79,11 @@ from samestate.plans.scenarios import CONTROL
 _DECIDING_SOURCES = {
     "samestate.checks": None,
     "samestate.plans": {
+        "black_box.py",
+        "latency.py",
         "lending.py",
         "lengths.py",
+        "markers.py",
         "model.py",
         "operations.py",
         "repetitions.py",
@@ -73,8 +93,14 @@ _DECIDING_SOURCES = {
     "samestate.evidence": {
         "archive.py",
         "canonical.py",
+        "controls.py",
+        "ground_records.py",
         "inputs.py",
+        "latency_records.py",
+        "marker_records.py",
         "places.py",
+        "probe_records.py",
+        "record_base.py",
         "records.py",
         "seal.py",
         "stream.py",
@@ -92,14 +118,20 @@ _WHERE_IT_COMES_UP = (
     beside.SERVICES,
     repetitions.CHECK,
     equality.REPETITION,
+    controls.CHECK,
+    topology.CHECK,
+    environment.CHECK,
+    storages.CHECK,
+    reference.CHECK,
 )
-"""Of a reference, a repair, a release, a server or a repetition, which most runs have not: not exercised there."""
+"""Of a reference, a repair, a release, a server or a repetition, which most runs have not: not exercised there. And of
+what older archives do not record."""
 
 HOST_LMCACHE = "HostLMCacheConnector"
 SIMULATED = "Here the engine was the simulated one, inside samestate's own process, and no model ran."
 """What a scope says of it, whatever its plan says of engines."""
 
-Comparison = Literal["paired_live", "candidate_vs_archived", "within_one_arm"]
+Comparison = Literal["paired_live", "candidate_vs_archived", "within_one_arm", "trace_vs_api"]
 
 
 class AnalyzerError(Exception):
@@ -118,11 +150,15 @@ class Analyzer(NamedTuple):
 
     conditional: tuple[str, ...] = _WHERE_IT_COMES_UP
     """Checks that decide a run only where their question comes up."""
+    reported: tuple[str, ...] = ()
+    """Checks that decide a run only where its plan requires them."""
+    traces: bool = False
+    """What each rank committed is compared with what the API delivered, arm by arm."""
 
     @property
     def floor(self) -> tuple[str, ...]:
-        """Checks that decide every run, whatever the plan requires: all but the conditional ones."""
-        return tuple(check for check in self.checks if check not in self.conditional)
+        """Checks that decide every run, whatever the plan requires: all but the conditional and the reported ones."""
+        return tuple(check for check in self.checks if check not in (*self.conditional, *self.reported))
 
 
 class Judgement(BaseModel):
@@ -145,6 +181,8 @@ class Judgement(BaseModel):
     results: list[CheckResult]
     required: list[str]
     table: list[CaseRow]
+    latency: latency_study.Study | None = None
+    """What a latency study shows; None for another plan. It decides nothing."""
     scope: str
     not_shown: list[str]
     limitations: list[str]
@@ -191,10 +229,18 @@ def judge(archive: Archive, analyzer_id: str | None = None) -> Judgement:
         results=results,
         required=required,
         table=rows,
+        latency=_study(history),
         scope=_scope(history),
         not_shown=_not_shown(history),
         limitations=[*limitations, *_limitations(history, analyzer), *_hidden_fault(history, results, required)],
     )
+
+
+def _study(history: History) -> latency_study.Study | None:
+    try:
+        return latency_study.study(history, eligible=_performance_eligible(history))
+    except MissingEvidence:
+        return None
 
 
 def _known(analyzer_id: str) -> Analyzer:
@@ -228,6 +274,8 @@ def _required(history: History, analyzer: Analyzer, results: Sequence[CheckResul
 
 
 def _comparison(history: History, analyzer: Analyzer) -> Comparison:
+    if analyzer.traces:
+        return "trace_vs_api"
     if not analyzer.two_arms:
         return "within_one_arm"
     control = history.arms.get(CONTROL)
@@ -267,6 +315,9 @@ def _scope(history: History) -> str:
         f"model {resolved.model.name} {resolved.model.sha256[:12]}",
         f"C={resolved.checkpoint_interval}",
         *sorted(engines),
+        *sorted(
+            {f"{name} {sha256}" for arm in history.arms.values() for name, sha256 in controls.in_force(arm).items()}
+        ),
         *(f"run by {attempt.source}" for attempt in history.attempts[-1:]),
     ]
     words = [plan.scope, *([SIMULATED] if _simulated(history) else [])]
@@ -286,7 +337,7 @@ def _not_shown(history: History) -> list[str]:
 
 def _performance_eligible(history: History) -> bool:
     engines = [seen.rec for arm in history.arms.values() for seen in arm.engines]
-    delayed = any(arm.pages.delayed for arm in history.arms.values())
+    delayed = any(arm.pages.delayed or arm.markers.streams for arm in history.arms.values())
     return not (history.fault or delayed or any(engine.audit_level in PAGE_LEVELS for engine in engines))
 
 
@@ -305,10 +356,17 @@ def _limitations(history: History, analyzer: Analyzer) -> list[str]:
     if prefix_identity.CHECK in analyzer.checks and any(arm.pages.transfers for arm in history.arms.values()):
         found.append("Digests show which bytes a page held, not that the model reads the page at that address.")
         found.append("Page rows are repeated internal checks of recorded bytes; no device memory was read again.")
+    elif analyzer.traces:
+        found += marker_checks.LIMITATIONS
     elif analyzer.two_arms:
         found.append("B is what each transfer says of itself; the bytes were not inspected.")
+    if any(arm.storages for arm in history.arms.values()):
+        found.append(storages.LIMITATION)
+    found += latency_study.limitations(history)
     together = max((arm.concurrency for arm in history.arms.values()), default=0)
-    if together <= 1:
+    if not any(arm.engines for arm in history.arms.values()):
+        pass  # no schedule was seen, so neither can be said
+    elif together <= 1:
         found.append("No two requests were ever in one step: nothing is shown about concurrency.")
     else:
         found.append(f"Up to {together} requests were in one step: nothing is shown about more, or other company.")
@@ -322,20 +380,31 @@ def _limitations(history: History, analyzer: Analyzer) -> list[str]:
 
 
 def _hidden_fault(history: History, results: list[CheckResult], required: list[str]) -> list[str]:
-    """A fault run is there to fail: one that does not shows that nothing would have caught the fault."""
-    failed = any(result.verdict is Verdict.FAIL for result in results if result.check in required)
-    if history.fault is None or failed:
+    """A fault run is there to fail: one that does not shows that nothing would have caught the fault.
+
+    Where evidence itself was damaged a check cannot fail; that it cannot tell is then what shows.
+    """
+    needed = [result for result in results if result.check in required]
+    if history.fault is None or any(result.verdict is Verdict.FAIL for result in needed):
         return []
+    if unsure := [result.check for result in needed if result.verdict is Verdict.UNKNOWN]:
+        return [f"Fault {history.fault} was injected: no required check failed, unknown are {', '.join(unsure)}."]
     return [f"Fault {history.fault} was injected and did not show: no required check failed."]
 
 
 BOUNDARY_V1 = "boundary-v1"
 BOUNDARY_INSTRUMENTED_V1 = "boundary-instrumented-v1"
+BOUNDARY_SNAPSHOT_V1 = "boundary-snapshot-v1"
 LOCAL_HIT_V1 = "local-hit-v1"
 SHARED_PREFIX_V1 = "shared-prefix-v1"
 PRESSURE_V1 = "pressure-v1"
 CONVERSATION_V1 = "conversation-v1"
 CACHEABILITY_V1 = "cacheability-v1"
+LATENCY_V1 = "latency-v1"
+LATENCY_SIDE_V1 = "latency-side-v1"
+PROBE_V1 = "probe-v1"
+MARKER_FROZEN_V1 = Rule.FROZEN.value
+MARKER_POST_STOP_V1 = Rule.POST_STOP.value
 
 
 def _foundations(analyzer_id: str) -> dict[str, Check]:
@@ -345,6 +414,11 @@ def _foundations(analyzer_id: str) -> dict[str, Check]:
         coverage.CHECK: coverage.coverage,
         PLAN_IDENTITY: lambda history: plan_identity(history, Running(analyzer_id, source_sha256(analyzer_id))),
         settings.CHECK: settings.settings,
+        controls.CHECK: controls.controls,
+        topology.CHECK: topology.topology,
+        environment.CHECK: environment.environment,
+        storages.CHECK: storages.storages,
+        reference.CHECK: reference.reference,
     }
 
 
@@ -365,6 +439,33 @@ def _boundary_checks(analyzer_id: str) -> dict[str, Check]:
     }
 
 
+def _latency_checks(analyzer_id: str) -> dict[str, Check]:
+    return {
+        **_foundations(analyzer_id),
+        latency.OUTPUTS: latency.outputs,
+        latency.INSTRUMENTS: latency.instruments,
+        latency.SERIAL: latency.serial,
+        latency.TIMES: latency.times,
+        latency_reuse.PATHS: latency_reuse.paths,
+        latency_reuse.RELOADS: latency_reuse.reloaded,
+        BOUNDARY: boundary,
+        counters.CHECK: counters.preemptions,
+        **_BESIDE,
+        **_REPEATED,
+    }
+
+
+def _latency_side_checks(analyzer_id: str) -> dict[str, Check]:
+    """Those of a latency study, over as many engines with a cache as take turns."""
+    instead: dict[str, tuple[str, Check]] = {
+        latency.SERIAL: (latency_side.TURNS, latency_side.turns_taken),
+        latency_reuse.RELOADS: (latency_side.RELOADS, latency_side.reloaded),
+        BOUNDARY: (latency_side.BOUNDARY, latency_side.boundaries),
+    }
+    checks = _latency_checks(analyzer_id)
+    return dict(instead.get(check_id, (check_id, check)) for check_id, check in checks.items())
+
+
 def _local_hit_checks(analyzer_id: str) -> dict[str, Check]:
     return {
         **_foundations(analyzer_id),
@@ -375,6 +476,20 @@ def _local_hit_checks(analyzer_id: str) -> dict[str, Check]:
         continuation.EOS_ABSENT: continuation.eos_absent,
         continuation.NON_VACUITY: local_hit.non_vacuity,
         **_REPEATED,
+    }
+
+
+def _probe_checks(analyzer_id: str) -> dict[str, Check]:
+    """Of a server of which nothing is seen but its API and its counters."""
+    return {
+        integrity.CHECK: integrity.integrity,
+        probe_reuse.WHOLE: lambda history: probe_reuse.whole(history, (analyzer_id, source_sha256(analyzer_id))),
+        probe_reuse.REUSE: probe_reuse.reuse,
+        probe_equality.FLOOR: probe_equality.floor,
+        probe_equality.CHECK: probe_equality.equality,
+        probe_usage.BOUNDARY: probe_usage.boundary,
+        probe_usage.USAGE: probe_usage.usage,
+        probe_reuse.RELOAD: probe_reuse.reload,
     }
 
 
@@ -423,6 +538,18 @@ def _cacheability_checks(analyzer_id: str) -> dict[str, Check]:
     return _shared_prefix_checks(analyzer_id) | {hit_length.CHECK: hit_length.hit_length}
 
 
+def _marker_analyzer(rule: Rule, table: each.Table) -> Analyzer:
+    return Analyzer(
+        rule.value,
+        marker_checks.marker_checks(rule, _foundations(rule.value)),
+        table,
+        two_arms=False,
+        conditional=(*_WHERE_IT_COMES_UP, *marker_checks.WHERE_IT_COMES_UP),
+        reported=marker_checks.REPORTED,
+        traces=True,
+    )
+
+
 _BESIDE: dict[str, Check] = {beside.INTERVENTION: beside.intervention, beside.SERVICES: beside.services}
 _REPEATED: dict[str, Check] = {
     repetitions.CHECK: repetitions.repetitions,
@@ -453,6 +580,12 @@ ANALYZERS: dict[str, Analyzer] = {
     BOUNDARY_INSTRUMENTED_V1: Analyzer(
         BOUNDARY_INSTRUMENTED_V1, _boundary_checks(BOUNDARY_INSTRUMENTED_V1) | _PAGE_CHECKS
     ),
+    # Of an engine that makes restored tensors anew: there is nothing to poison, and no neighbour to guard.
+    BOUNDARY_SNAPSHOT_V1: Analyzer(
+        BOUNDARY_SNAPSHOT_V1,
+        _boundary_checks(BOUNDARY_SNAPSHOT_V1)
+        | {name: check for name, check in _PAGE_CHECKS.items() if name != poison.CHECK},
+    ),
     SHARED_PREFIX_V1: Analyzer(
         SHARED_PREFIX_V1,
         _shared_prefix_checks(SHARED_PREFIX_V1),
@@ -475,4 +608,16 @@ ANALYZERS: dict[str, Analyzer] = {
         conditional=tuple(check for check in _WHERE_A_SCENARIO_MEETS_IT if check != cacheability.CHECK),
     ),
     LOCAL_HIT_V1: Analyzer(LOCAL_HIT_V1, _local_hit_checks(LOCAL_HIT_V1), local_hit.repeat_table, two_arms=False),
+    LATENCY_V1: Analyzer(LATENCY_V1, _latency_checks(LATENCY_V1), latency_table.latency_table),
+    LATENCY_SIDE_V1: Analyzer(LATENCY_SIDE_V1, _latency_side_checks(LATENCY_SIDE_V1), latency_side.side_table),
+    PROBE_V1: Analyzer(
+        PROBE_V1,
+        _probe_checks(PROBE_V1),
+        probe_table.probe_table,
+        two_arms=False,
+        conditional=(*_WHERE_IT_COMES_UP, probe_usage.BOUNDARY, probe_usage.USAGE, probe_reuse.RELOAD),
+        reported=(probe_equality.FLOOR,),
+    ),
+    MARKER_FROZEN_V1: _marker_analyzer(Rule.FROZEN, marker_table.frozen_table),
+    MARKER_POST_STOP_V1: _marker_analyzer(Rule.POST_STOP, marker_table.post_stop_table),
 }

@@ -16,8 +16,8 @@ from samestate.plans.model import ArmPlan
 
 INTERVENTION = "intervention"
 SERVICES = "services"
-SERVED = ("lmcache",)
-"""Connectors whose external cache is a server's."""
+SERVED = ("lmcache", "samestate-disk", "samestate-valkey", "samestate-object")
+"""Connectors whose external cache is a server's, or a place's that is kept like one."""
 
 Functions = frozenset[tuple[str, str, str]]
 """Module, name and source hash of what a repair replaced."""

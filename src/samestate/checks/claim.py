@@ -10,12 +10,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from samestate.checks import page_coverage, pages, prefix_identity
+from samestate.checks import marker_close, page_coverage, pages, prefix_identity
 from samestate.checks.base import CheckResult
 from samestate.checks.written import Written, WrittenError, read_written
 
 DIGESTS = frozenset({pages.CHECK, page_coverage.CHECK, prefix_identity.CHECK})
 """Checks that compare bytes of pages."""
+ATTRIBUTIONS = frozenset({marker_close.CLASS, marker_close.SECOND})
+"""Checks that say how a marker came about."""
 Said = Iterator[tuple[str, str, str]]
 """Rule, why, remedy."""
 
@@ -31,6 +33,8 @@ class Kind(StrEnum):
     ADDRESSING = "addressing"
     """The right pages were read and written."""
     COVERAGE = "coverage"
+    ATTRIBUTION = "attribution"
+    """A marker was forced, or sampled."""
     FAILURE = "failure"
     """Something was seen to be wrong."""
     LATENCY = "latency"
@@ -77,6 +81,10 @@ _BEYOND = re.compile(
     r"(?i)\b(quality|accurac\w+|capacity|production|promot\w+|safe to|always|never"
     r"|(all|any|every) (models?|engines?|prompts?))\b"
 )
+_COUNTERFACTUAL = re.compile(
+    r"(?i)\b(would(n't| not)? have|would (otherwise )?(be|close|continue|end|stop)|counterfactual\w*|otherwise"
+    r"|without (a|the|its) (budget|store|force|marker))\b"
+)
 _LIVE = re.compile(r"(?i)\b(live|re-?ran|re-?run|reproduc\w+|new run)\b")
 _INDEPENDENT = re.compile(r"(?i)\b(independent\w*|second implementation|re-?implement\w*)\b")
 _SAME_STATE = re.compile(r"(?i)\b(same|equal|identical)\b.*\bstates?\b|\bstates?\b.*\b(same|equal|identical)\b")
@@ -115,6 +123,11 @@ def by_words(claim: Claim, cited: list[CheckResult], *, recorded: bool) -> Said:
     if (found := _SAME_STATE.search(claim.text)) and not DIGESTS & set(claim.checks):
         remedy = f"say tokens, or cite one of: {', '.join(sorted(DIGESTS))}"
         yield "state-from-tokens", "speaks of equal state; equal tokens do not prove it", remedy
+    if (found := _COUNTERFACTUAL.search(claim.text)) and (
+        claim.kind is Kind.ATTRIBUTION or ATTRIBUTIONS & set(claim.checks)
+    ):
+        why = f"says {found[0]!r}; stores and committed rows show the path that was taken, not another"
+        yield "counterfactual", why, "say what was stored and what was committed"
     for number, noun in _COUNTED.findall(claim.text):
         yield from _count(int(number.replace(",", "")), noun, cited)
 

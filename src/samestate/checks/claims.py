@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from samestate.checks import coverage, integrity, layout, poison, transfers
 from samestate.checks.analyzers import Judgement
 from samestate.checks.base import CheckResult, Verdict
-from samestate.checks.claim import DIGESTS, Claim, Kind, Said, by_words
+from samestate.checks.claim import ATTRIBUTIONS, DIGESTS, Claim, Kind, Said, by_words
 from samestate.checks.history import History, MissingEvidence
 from samestate.evidence.archive import Archive
 from samestate.evidence.places import read_place
@@ -65,7 +65,8 @@ CARRIES: Mapping[Kind, frozenset[str]] = {
     Kind.BOUNDARY: frozenset({"boundary", "prefix-identity", "provenance", "local-hits"}),
     Kind.TRANSFER: frozenset({"transfers", "save-completion", "page-coverage", "paths"}),
     Kind.BYTES: DIGESTS,
-    Kind.COVERAGE: frozenset({coverage.CHECK}),
+    Kind.COVERAGE: frozenset({coverage.CHECK, "probes"}),
+    Kind.ATTRIBUTION: ATTRIBUTIONS,
 }
 """Of each kind: the checks of which a claim needs one."""
 
@@ -225,6 +226,9 @@ def _controls(history: History) -> dict[str, Any]:
     for arm in history.arms.values():
         for seen in arm.engines[:1]:
             _flatten(f"versions.{arm.name}", seen.rec.versions, controls)
+            for one in seen.rec.controls or []:
+                # One control is one thing, in however many arms it is on.
+                controls.setdefault(f"controls.{one.name}", {})[arm.name] = (one.on, one.sha256)
     return controls
 
 

@@ -12,6 +12,7 @@ from samestate.checks.base import Check, CheckResult, Finding, Verdict
 from samestate.checks.equality import CONTROLS, REPETITION
 from samestate.checks.history import History, MissingEvidence
 from samestate.checks.integrity import CHECK as INTEGRITY
+from samestate.checks.latency import OUTPUTS
 from samestate.checks.plan_identity import CHECK as PLAN_IDENTITY
 from samestate.checks.repetitions import CHECK as REPETITIONS
 from samestate.checks.table import CaseRow
@@ -20,7 +21,7 @@ from samestate.evidence.stream import Defect
 from samestate.plans.model import Order
 from samestate.plans.repetitions import arm_name, repeated_arms
 
-OF_THE_RUN = (INTEGRITY, PLAN_IDENTITY, REPETITIONS, REPETITION, CONTROLS)
+OF_THE_RUN = (INTEGRITY, PLAN_IDENTITY, REPETITIONS, REPETITION, CONTROLS, OUTPUTS)
 """Checks that look at all repetitions at once; every other one looks at each alone."""
 
 Table = Callable[[History, Sequence[CheckResult], Sequence[str]], list[CaseRow]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place, Verdict
@@ -41,8 +41,8 @@ class Comparison(NamedTuple):
     """As planned."""
 
 
-def first_difference(left: list[int], right: list[int]) -> int | None:
-    """Zero-based index of the first token that differs or is there on one side only; None: equal."""
+def first_difference(left: Sequence[int | str], right: Sequence[int | str]) -> int | None:
+    """Zero-based index of the first token, or piece of text, that differs or is there on one side only; None: equal."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index
@@ -136,9 +136,9 @@ def repetition_equality(history: History) -> CheckResult:
     if times < 2:
         return not_exercised(REPETITION, "not_planned", "the plan has one repetition", unit=UNIT)
     findings, summaries, unlike = list[Finding](), list[str](), set[tuple[str, str | None]]()
-    generations = list(history.generations())
-    inputs = {(case.id, op.role) for case, op in generations}
+    inputs = {(case.id, op.role) for case, op in history.generations()}
     for planned in history.plan.arms:
+        generations = list(history.generations(arm=planned.name))
         arms = [history.arm(one.name) for one in repeated_arms(history.plan) if one.arm.name == planned.name]
         equal = 0
         for case, op in generations:

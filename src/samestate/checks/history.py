@@ -16,12 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
+from samestate.checks.marker_history import MARKER_RECORDS, MarkerHistory
 from samestate.checks.page_history import PAGE_RECORDS, PageHistory, Steps
 from samestate.checks.seen import MissingEvidence, Seen
 from samestate.evidence import records as r
 from samestate.evidence.archive import ATTEMPTS_NAME, Archive
 from samestate.evidence.canonical import sha256_hex
 from samestate.evidence.inputs import Inputs
+from samestate.evidence.latency_records import CopyMeasured, HostSampled, LoadPhase, RequestTimed
 from samestate.evidence.places import place
 from samestate.evidence.records import Line
 from samestate.evidence.stream import Defect, Passed
@@ -159,9 +161,16 @@ class ArmHistory:
     outputs: dict[str, list[Seen[r.OperationOutput]]] = field(default_factory=dict)
     ends: dict[str, list[Seen[r.OperationEnded]]] = field(default_factory=dict)
     stopped: list[Seen[r.EngineStopped]] = field(default_factory=list)
+    killed: list[Seen[r.EngineKilled]] = field(default_factory=list)
     services: list[Seen[r.ServiceStarted]] = field(default_factory=list)
     services_over: list[Seen[r.ServiceStopped]] = field(default_factory=list)
     interventions: list[Seen[r.InterventionApplied]] = field(default_factory=list)
+    sealed_at: str | None = None
+    """Of an imported arm: when the archive that it comes from was sealed. UTC, RFC 3339; None: it cannot be read."""
+    selected: list[Seen[r.KernelsSelected]] = field(default_factory=list)
+    environments: list[Seen[r.EnvironmentObserved]] = field(default_factory=list)
+    storages: list[Seen[r.StoragesDigested]] = field(default_factory=list)
+    calls: list[Seen[r.CallCaptured]] = field(default_factory=list)
     resets: dict[str, list[Seen[r.CacheReset]]] = field(default_factory=dict)
     counters: dict[str, list[Seen[r.CountersRead]]] = field(default_factory=dict)
     lookups: dict[str, list[Seen[r.Lookup]]] = field(default_factory=dict)
@@ -178,6 +187,11 @@ class ArmHistory:
     saves: Saves = field(default_factory=Saves)
     pages: PageHistory = field(default_factory=PageHistory)
     """Empty unless the arm's engine says that its pages were read."""
+    markers: MarkerHistory = field(default_factory=MarkerHistory)
+    timed: dict[str, list[Seen[RequestTimed]]] = field(default_factory=dict)
+    hosts: dict[str, list[Seen[HostSampled]]] = field(default_factory=dict)
+    copies: list[Seen[CopyMeasured]] = field(default_factory=list)
+    phases: list[Seen[LoadPhase]] = field(default_factory=list)
 
     @property
     def engine(self) -> Seen[r.EngineStarted]:
@@ -237,6 +251,10 @@ class Attempt(NamedTuple):
     """One, unless the run was cut or the archive contradicts itself."""
     strays: list[str]
     """Records after the first end."""
+    t_ns: int = 0
+    """When it began, by the host's monotonic clock."""
+    opened_at: str | None = None
+    """The same by the wall: UTC, RFC 3339, milliseconds."""
 
 
 @dataclass(slots=True)
@@ -307,6 +325,12 @@ class History:
         return self.arms[name]
 
     @property
+    def ordered(self) -> list[ArmHistory]:
+        """All arms: the planned ones as the plan lists them, then the others."""
+        planned = [arm.name for arm in self._plan.arms] if self._plan else []
+        return [self.arms[name] for name in dict.fromkeys([*planned, *self.arms]) if name in self.arms]
+
+    @property
     def candidates(self) -> list[ArmHistory]:
         """The planned arms with a connector, in order; raises MissingEvidence."""
         return [self.arm(planned.name) for planned in self.plan.arms if planned.connector != "none"]
@@ -356,6 +380,7 @@ class _Reader:
         self._records = 0
         self._fault: str | None = None
         self._attempts: list[Attempt] = []
+        self._opened_at: str | None = None
         self._arms = _Arms()
         self._absurd: defaultdict[str, list[Defect]] = defaultdict(list)
         self._open_loads: dict[tuple[str, int, int], Load] = {}
@@ -368,9 +393,14 @@ class _Reader:
             r.OperationOutput: lambda arm, seen: arm.outputs.setdefault(seen.rec.op, []).append(seen),
             r.OperationEnded: lambda arm, seen: arm.ends.setdefault(seen.rec.op, []).append(seen),
             r.EngineStopped: lambda arm, seen: arm.stopped.append(seen),
+            r.EngineKilled: lambda arm, seen: arm.killed.append(seen),
             r.ServiceStarted: lambda arm, seen: arm.services.append(seen),
             r.ServiceStopped: lambda arm, seen: arm.services_over.append(seen),
             r.InterventionApplied: lambda arm, seen: arm.interventions.append(seen),
+            r.KernelsSelected: lambda arm, seen: arm.selected.append(seen),
+            r.CallCaptured: lambda arm, seen: arm.calls.append(seen),
+            r.StoragesDigested: lambda arm, seen: arm.storages.append(seen),
+            r.EnvironmentObserved: lambda arm, seen: arm.environments.append(seen),
             r.CacheReset: lambda arm, seen: arm.resets.setdefault(seen.rec.op, []).append(seen),
             r.CountersRead: lambda arm, seen: arm.counters.setdefault(seen.rec.op, []).append(seen),
             r.Lookup: lambda arm, seen: arm.lookups.setdefault(seen.rec.request, []).append(seen),
@@ -381,6 +411,11 @@ class _Reader:
             r.LoadCompleted: self._loaded,
             r.SaveSubmitted: self._save,
             r.SaveCompleted: self._saved,
+            RequestTimed: lambda arm, seen: arm.timed.setdefault(seen.rec.op, []).append(seen),
+            HostSampled: lambda arm, seen: arm.hosts.setdefault(seen.rec.op, []).append(seen),
+            CopyMeasured: lambda arm, seen: arm.copies.append(seen),
+            LoadPhase: lambda arm, seen: arm.phases.append(seen),
+            **dict.fromkeys(MARKER_RECORDS, lambda arm, seen: arm.markers.take(seen)),
         }
         self._paged = set(PAGE_RECORDS)
         self._defects = list(archive.verify(self._visit))
@@ -435,12 +470,17 @@ class _Reader:
                 self._fault = rec.fault
                 seals = (rec.control_seal_sha256, rec.reference_seal_sha256)
                 source = _source(rec)
-                attempts.append(Attempt(rec.attempt, rec.plan_sha256, rec.arms, *seals, source, where, [], [], []))
+                begun = (line.t_ns, self._opened_at)
+                attempts.append(
+                    Attempt(rec.attempt, rec.plan_sha256, rec.arms, *seals, source, where, [], [], [], *begun)
+                )
             case r.AttemptEnded() as rec if attempts:
                 attempts[-1].ends.append(Seen(rec, "attempts.jsonl", line.n, line.t_ns))
             case r.ContactReached() as rec if attempts and not attempts[-1].ends:
                 attempts[-1].contacts.append(rec.level)
-            case r.StreamOpened() | r.StreamClosed():
+            case r.StreamOpened() as rec:
+                self._opened_at = rec.wall_time
+            case r.StreamClosed():
                 pass
             case _:
                 if attempts:
@@ -450,6 +490,7 @@ class _Reader:
         """Add what an arm's folder says beside its streams."""
         name = arm.name
         arm.imported_from = self._archive.imported_from(name)
+        arm.sealed_at = self._archive.sealed_at(name)
         arm.streams = self._archive.streams(name)
         if (source_plan := self._archive.source_plan_json(name)) is not None:
             arm.source_plan_sha256 = sha256_hex(source_plan)

@@ -1,21 +1,33 @@
 """Accepted findings: failures that a team knows, has a reason for, and lives with until a date.
 
 Acceptance changes what a run comes to for whoever names the file, and nothing else: the kept verdict stays the
-analyzer's. Only a finding of a failure can be accepted, and with it the shadow that it casts: a request that starts at
+analyzer's. Nothing is accepted of a run with a fault: it shows whether the checks see the fault. Only a finding of a
+failure can be accepted, and with it the shadow that it casts: a request that starts at
 a wrong p is also scheduled otherwise than the control's, which `geometry` reports as unknown. What makes evidence
 evidence cannot be accepted, and missing evidence cannot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
-from samestate.checks import coverage, geometry, integrity, repetitions
+from samestate.checks import (
+    coverage,
+    geometry,
+    integrity,
+    marker_ranks,
+    marker_reconcile,
+    marker_sent,
+    marker_server,
+    marker_whole,
+    repetitions,
+)
 from samestate.checks.analyzers import ANALYZERS, Judgement
 from samestate.checks.base import CheckResult, Finding, Place, Verdict
 from samestate.checks.plan_identity import CHECK as PLAN_IDENTITY
@@ -24,12 +36,45 @@ from samestate.checks.written import Written, WrittenError, read_written
 from samestate.plans.errors import nearest
 
 CHECK = "known"
-NEVER = (integrity.CHECK, coverage.CHECK, PLAN_IDENTITY, repetitions.CHECK)
+NEVER = (
+    integrity.CHECK,
+    coverage.CHECK,
+    PLAN_IDENTITY,
+    repetitions.CHECK,
+    marker_sent.PROBES,
+    marker_sent.ATTEMPTS,
+    marker_sent.GATES,
+    marker_server.IDENTITY,
+    marker_server.ECHO,
+    marker_whole.CHECK,
+    marker_ranks.CHECK,
+    marker_reconcile.CHECK,
+)
 """Without these nothing else that a run says holds."""
 SHADOW = (geometry.CHECK, "geometry_mismatch")
 """Unknown, seen in records of both sides, and what an accepted failure of the same operation leads to."""
 
+
+class Running(NamedTuple):
+    """What ran, as far as it can be read; entries are held to it."""
+
+    versions: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    """Of the engines' packages, by arm."""
+    engines: Mapping[str, str] = MappingProxyType({})
+    """By arm: ``vllm`` or ``sim``."""
+    plan: str | None = None
+    """Its name."""
+    repairs: tuple[str, ...] | None = None
+    """Of vLLM, that the plan puts on; None: it is no marker plan."""
+    fault: str | None = None
+    """That was declared to be injected."""
+
+
 _Said = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+UNREAD = Running()
+"""Nothing is known of what ran."""
 
 
 class Entry(Written, Place):
@@ -41,6 +86,14 @@ class Entry(Written, Place):
     expires: date
     """The last day, UTC, on which it is accepted."""
     by: _Said
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Of the engine, by package, that has the fault; every arm that is meant must have run these. Empty: any."""
+    engine: Literal["vllm", "sim", "transformers"] | None = None
+    """That every arm that is meant must have run on. None: any."""
+    plan: str | None = None
+    """Name of the plan that must have run. None: any."""
+    repairs: list[str] | None = None
+    """Of vLLM, that the plan must put on, no more and no fewer; empty: none may be. None: any."""
 
     @field_validator("reason", "by")
     @classmethod
@@ -56,6 +109,27 @@ class Entry(Written, Place):
         return (check, finding.code) == (self.check, self.code) and all(
             at[name] == value for name, value in wanted.items()
         )
+
+    def runs(self, running: Running) -> bool:
+        """Whether the entry's plan ran with its repairs, and every arm that is meant on its engine and versions."""
+        arms = list(running.versions) if self.arm is None else [self.arm]
+        versions = [running.versions.get(arm, {}).items() for arm in arms]
+        engines = {running.engines.get(arm) for arm in arms}
+        return (
+            (self.plan is None or self.plan == running.plan)
+            and (self.repairs is None or (running.repairs is not None and {*self.repairs} == {*running.repairs}))
+            and (self.engine is None or engines == {self.engine})
+            and (not self.versions or (bool(versions) and all(self.versions.items() <= one for one in versions)))
+        )
+
+    @property
+    def bound(self) -> str:
+        """What must have run for the entry to hold."""
+        parts = [f"{package} {version}" for package, version in self.versions.items()]
+        parts += [f"engine {self.engine}"] if self.engine else []
+        parts += [f"plan {self.plan}"] if self.plan else []
+        parts += [f"repairs {', '.join(self.repairs) or 'none'}"] if self.repairs is not None else []
+        return ", ".join(parts)
 
     def __str__(self) -> str:
         place = self.model_dump(include=set(Place.model_fields), exclude_none=True)
@@ -80,13 +154,17 @@ def read_known(path: Path) -> list[Entry]:
     return entries
 
 
-def accept(judgement: Judgement, entries: Collection[Entry], today: date) -> Judgement:
-    """Take accepted failures out of the verdict, and say so; entries that expired or met nothing are named.
+def accept(judgement: Judgement, entries: Collection[Entry], today: date, running: Running = UNREAD) -> Judgement:
+    """Take accepted failures out of the verdict, and say so; entries that accept nothing are named, and why.
 
     A check passes under acceptance when every one of its findings is accepted. Whatever else it found decides it as
     before. A run that is not a fail is left as it is: nothing in it can be accepted.
     """
-    live = [entry for entry in entries if today <= entry.expires]
+    if running.fault is not None:
+        word = f"Nothing is accepted of a run with a fault: {running.fault} was declared, so known findings count."
+        return _noted(judgement, [word])
+    current = [entry for entry in entries if today <= entry.expires]
+    live = [entry for entry in current if entry.runs(running)]
     used: set[int] = set()
     failed = {
         (finding.place.arm, finding.place.op)
@@ -99,7 +177,10 @@ def accept(judgement: Judgement, entries: Collection[Entry], today: date) -> Jud
         under, count = _accept(result, live, failed, used)
         results.append(under)
         accepted += count if result.check in judgement.required else 0
-    notes = _notes(judgement, entries, live, used)
+    mine = [entry for entry in entries if entry.plan in (None, running.plan)]
+    notes = _notes(judgement, mine, current, live, used)
+    if foreign := sorted({entry.plan for entry in entries if entry.plan not in (None, running.plan)}):
+        notes.append(f"Known findings of other plans accept nothing here: {', '.join(foreign)}.")
     if not accepted or judgement.verdict is not Verdict.FAIL:
         return _noted(judgement, notes)
     verdict = run_verdict(judgement.required, results)
@@ -141,7 +222,9 @@ def _accept(
     return result.model_copy(update={"verdict": verdict, "summary": summary, "findings": findings}), count
 
 
-def _notes(judgement: Judgement, entries: Collection[Entry], live: list[Entry], used: set[int]) -> list[str]:
+def _notes(
+    judgement: Judgement, entries: Collection[Entry], current: list[Entry], live: list[Entry], used: set[int]
+) -> list[str]:
     """What whoever keeps the file should know of it."""
     notes = []
     for entry in entries:
@@ -153,8 +236,10 @@ def _notes(judgement: Judgement, entries: Collection[Entry], live: list[Entry], 
             for finding in result.findings
             if entry.covers(result.check, finding)
         ]
-        if entry not in live:
+        if entry not in current:
             notes.append(f"Known finding {entry} expired on {entry.expires} and accepts nothing: renew or remove it.")
+        elif entry not in live:
+            notes.append(f"Known finding {entry} accepts nothing: it is one of {entry.bound}, which did not run here.")
         elif met:
             words = ", ".join(sorted({verdict.value for verdict in met}))
             notes.append(f"Known finding {entry} is not accepted: it is {words} here, and only a fail can be accepted.")

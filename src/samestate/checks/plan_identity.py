@@ -13,6 +13,7 @@ from samestate.checks.turns import known_inputs
 from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.canonical import canonical_json, sha256_hex, token_digest
 from samestate.plans.lending import objection
+from samestate.plans.markers import probes
 from samestate.plans.operations import beginnings, operation_ids, planned_inputs
 from samestate.plans.repetitions import repeated_arms
 from samestate.plans.scenarios import CONTROL
@@ -62,9 +63,12 @@ def _hashes(history: History) -> Iterator[Finding]:
             if seen.rec.resolved_sha256 != expected:
                 message = f"arm {arm.name} ran another resolved.json ({seen.rec.resolved_sha256[:12]})"
                 yield fail("wrong_resolved", message, place, [seen.where])
-            if arm.started and arm.started[0].stream == seen.stream and arm.started[0].n < seen.n:
-                message = f"arm {arm.name} resolved its plan after its first operation"
-                yield fail("resolved_late", message, place, [seen.where, arm.started[0].where])
+            firsts = [(one.stream, one.n, one.where) for one in arm.started[:1]]
+            firsts += [(one.stream, one.n, one.where) for one in arm.markers.sent[:1]]
+            for stream, n, where in firsts:
+                if stream == seen.stream and n < seen.n:
+                    message = f"arm {arm.name} resolved its plan after its first operation"
+                    yield fail("resolved_late", message, place, [seen.where, where])
 
 
 def _resolved_sha256(history: History, arm: ArmHistory) -> str | None:
@@ -90,6 +94,9 @@ def _lenders(history: History) -> Iterator[Finding]:
 def _expansion(history: History) -> Iterator[Finding]:
     """`resolved.json` holds what the plan expands to at this C."""
     resolved, plan = history.resolved, history.plan
+    if plan.markers is not None:
+        yield from _probes(history)
+        return
     inputs = planned_inputs(plan, resolved.checkpoint_interval)
     lengths = [one.tokens for one in inputs if one.role == TARGET]
     if resolved.lengths != lengths:
@@ -105,6 +112,22 @@ def _expansion(history: History) -> Iterator[Finding]:
         if (one.sha256 is None) != (one.role == TARGET and one.case in turns):
             message = f"the {one.role} of {one.case} is {'not ' if one.sha256 is None else ''}fixed in resolved.json"
             yield fail("wrong_inputs", f"{message}: only what continues an answer is made later", Place(case=one.case))
+
+
+def _probes(history: History) -> Iterator[Finding]:
+    """Of a marker plan: a prompt for each probe, as long as it says, and ids of its markers and stops."""
+    resolved = history.resolved
+    names = [probe.name for probe in probes(history.plan)]
+    if resolved.operations != names:
+        yield fail("wrong_operations", "resolved.json has other operations than the plan has probes")
+    if [(one.case, one.role) for one in resolved.inputs] != [(name, TARGET) for name in names]:
+        yield fail("wrong_inputs", f"resolved.json names {len(resolved.inputs)} inputs, not one for each probe")
+    if resolved.lengths != [one.tokens for one in resolved.inputs]:
+        yield fail("wrong_lengths", "resolved.json has other lengths than its inputs")
+    if resolved.markers is None:
+        yield unknown("missing_markers", "resolved.json names no ids of markers and stops")
+    elif not resolved.markers.start_ids or not resolved.markers.end_ids:
+        yield fail("missing_markers", "resolved.json has a marker without an id")
 
 
 def _inputs(history: History) -> Iterator[Finding]:
@@ -129,6 +152,8 @@ def _shared_checkpoints(history: History) -> Iterator[Finding]:
     The prompts of a scenario do, and exactly as it says.
     """
     c = history.resolved.checkpoint_interval
+    if history.plan.markers is not None:
+        return
     if history.plan.scenario:
         yield from _shared_as_planned(history, c)
         return

@@ -17,9 +17,14 @@ CONNECTOR_CLASSES = {
     "native": ("OffloadingConnector",),
     "dictionary": ("DictionaryConnector",),
     "lmcache": ("HostLMCacheConnector",),
+    "samestate-memory": ("SamestateConnector",),
+    "samestate-disk": ("SamestateConnector",),
+    "samestate-valkey": ("SamestateConnector",),
+    "samestate-object": ("SamestateConnector",),
 }
 """The class that each planned connector runs as inside the audit, on a real engine."""
-SIMULATED = "SimConnector"
+OTHER_ENGINES: dict[str, tuple[str, ...]] = {"sim": ("SimConnector",), "transformers": ("SnapshotCache",)}
+"""The class that stands for every planned connector on another engine than vLLM."""
 
 
 def settings(history: History) -> CheckResult:
@@ -80,7 +85,7 @@ def _differ(left: Scalar, right: Scalar) -> bool:
 
 def _connector(arm: ArmHistory, planned: ArmPlan) -> Iterator[Finding]:
     engine = arm.engine.rec
-    classes = (SIMULATED,) if engine.engine == "sim" else CONNECTOR_CLASSES.get(planned.connector, ())
+    classes = OTHER_ENGINES.get(engine.engine, CONNECTOR_CLASSES.get(planned.connector, ()))
     right = engine.connector is None if planned.connector == "none" else engine.connector in classes
     if not right:
         message = f"arm {arm.name}: connector {engine.connector or 'none'}, planned {planned.connector}"

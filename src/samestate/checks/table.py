@@ -12,12 +12,54 @@ from samestate.checks.boundary import Reload, reloads
 from samestate.checks.equality import first_difference
 from samestate.checks.history import History
 from samestate.checks.prefix_identity import content_boundaries
+from samestate.checks.seen import Seen
 from samestate.checks.transfers import rank_bytes
 from samestate.checks.verdicts import run_verdict
+from samestate.evidence.records import OperationOutput
 from samestate.plans.model import ReusePath
 from samestate.plans.scenarios import CANDIDATE, CONTROL
 
 TakenPath = Literal["cold", "local", "external", "mixed"]
+
+
+class MarkerRow(BaseModel):
+    """What a probe of a marker plan shows beside its verdict. None: not recorded, or no such marker."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    budget: int | None
+    """Asked for, tokens."""
+    position: int | None
+    """Output position of the first close marker that the API delivered."""
+    marker_class: str | None
+    """Of that marker: ``forced``, ``sampled``, …; ``unknown``: not attributed."""
+    observed: str | None
+    """Where it is not attributed: what the rows show."""
+    closes: int
+    """Close markers delivered."""
+    ranks: int
+    """That traced it."""
+    ranks_agree: bool | None
+    """None: one rank, or none."""
+    trace_tokens: list[int]
+    """Committed, by rank."""
+    api_tokens: int | None
+    """Delivered."""
+    tail: int | None
+    """Committed past what the API delivered, on the rank that has most."""
+    tail_known: bool
+    """The tail is accounted for."""
+    finish_reason: str | None
+    stop_reason: str | None
+    stores: int | None
+    """Rows that the budget wrote into, on the first rank, whatever became of them: an observation, no attribution."""
+    stores_committed: int | None
+    """Those of them whose id was committed from that very row."""
+    drafted: int | None
+    """Drafts proposed, on the first rank."""
+    accepted: int | None
+    classes: str
+    """Of the first rank's tokens: ``74 sampled, 1 forced, 1 post_stop``."""
 
 
 class CaseRow(BaseModel):
@@ -67,6 +109,8 @@ class CaseRow(BaseModel):
     salted: bool = False
     tie: bool = False
     """Where it parts from the cold run, that was as good as undecided (`samestate.checks.floor`)."""
+    marker: MarkerRow | None = None
+    """Of a probe of a marker plan; None: the plan has none."""
 
 
 def table(history: History, results: Sequence[CheckResult], required: Sequence[str]) -> list[CaseRow]:
@@ -82,8 +126,20 @@ def _row(
 ) -> CaseRow:
     control = history.arms[CONTROL].output(reload.op) if CONTROL in history.arms else None
     candidate = history.arm(CANDIDATE).output(reload.op)
-    compared = control is not None and candidate is not None
-    difference = first_difference(control.rec.token_ids, candidate.rec.token_ids) if control and candidate else None
+    return reload_row(reload, control, candidate, content, results, required)
+
+
+def reload_row(
+    reload: Reload,
+    cold: Seen[OperationOutput] | None,
+    reloaded: Seen[OperationOutput] | None,
+    content: int | None,
+    results: Sequence[CheckResult],
+    required: Sequence[str],
+) -> CaseRow:
+    """The row of one reload, held against what was computed cold; `content`: B by content, None where nobody looked."""
+    compared = cold is not None and reloaded is not None
+    difference = first_difference(cold.rec.token_ids, reloaded.rec.token_ids) if cold and reloaded else None
     boundaries = set(reload.boundaries.values())
     boundary = boundaries.pop() if len(boundaries) == 1 else None
     first = reload.first

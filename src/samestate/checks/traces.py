@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from samestate.checks.base import Finding, Place
+from samestate.checks.ending import ending
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.page_history import PAGE_LEVELS
 from samestate.checks.verdicts import fail, unknown
@@ -17,9 +18,7 @@ from samestate.evidence.records import BatchSource
 
 def traces(history: History, arm: ArmHistory) -> Iterator[Finding]:
     """Findings about an arm's operations; what was never started or answered is left to others."""
-    if arm.engines and not arm.stopped:
-        message = f"arm {arm.name}: no engine_stopped record: the engine did not shut down in order"
-        yield unknown("missing_engine_stop", message, Place(arm=arm.name))
+    yield from ending(history, arm)
     if arm.engines and not arm.schedulers:
         message = f"arm {arm.name}: no scheduler_configured record: what its scheduler had is not known"
         yield unknown("missing_scheduler", message, Place(arm=arm.name))

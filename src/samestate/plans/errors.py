@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from samestate.evidence.text import printable
-from samestate.plans.model import AnalyzerPin, ArmPlan, EnginePlan, Plan
+from samestate.plans.model import AnalyzerPin, ArmPlan, EnginePlan, MarkerPlan, Plan, ProbePlan, SpeculationPlan
 
-_FIELDS = sorted({name for model in (Plan, EnginePlan, ArmPlan, AnalyzerPin) for name in model.model_fields})
+_MODELS = (Plan, EnginePlan, ArmPlan, AnalyzerPin, MarkerPlan, ProbePlan, SpeculationPlan)
+_FIELDS = sorted({name for model in _MODELS for name in model.model_fields})
 _SHOWN, _LONGEST = 40, 1000
 """Characters of a given value, and of a whole line: a plan may hold a word as long as its file."""
 

@@ -11,14 +11,16 @@ from collections.abc import Collection
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from samestate.evidence.canonical import canonical_json, sha256_hex
 from samestate.evidence.records import OperationName, Scalar
 from samestate.evidence.seal import SEAL_NAME, SUMS_NAME, read_pair, read_sums
 from samestate.plans.errors import PlanError, nearest, parse_model, quoted
 from samestate.plans.files import parse, read_bytes, to_json
+from samestate.plans.latency import check_latency, check_side_by_side
 from samestate.plans.lengths import check_lengths
+from samestate.plans.markers import check_markers
 from samestate.plans.model import AnalyzerPin, ArmPlan, Connector, Format, Frozen, Plan, Sha256
 from samestate.plans.operations import check_operations
 from samestate.plans.repetitions import check_repetitions
@@ -43,6 +45,8 @@ __all__ = [
 EXACT = 2**53
 NATIVE_OPTIONS = ("offload_prompt_only",)
 """Of vLLM's offloading, what a plan may say: of an answer nothing is stored unless it is false."""
+SAMESTATE_OPTIONS = (*NATIVE_OPTIONS, "eviction_policy")
+"""Of our own cache: vLLM's, and which families go first."""
 _PLAN_NAME = "plan.json"
 _SUFFIXES = {".yaml", ".yml", ".json", ".lock"}
 
@@ -122,9 +126,19 @@ def _written(plan: Plan) -> dict[str, Any]:
     tree = plan.model_dump(mode="json")
     if plan.repetitions == ["forward"]:
         del tree["repetitions"]
+    if plan.markers is None:
+        del tree["markers"]
+    if plan.latency is None:
+        del tree["latency"]
+    elif not plan.latency.interleaved:
+        del tree["latency"]["interleaved"]
     for arm in tree["arms"]:
+        if arm["ended"] == "stopped":
+            del arm["ended"]
         if not arm["settings"]:
             del arm["settings"]
+        if arm["speculation"] is None:
+            del arm["speculation"]
     for prompt in tree["prompts"]:
         for field in ("continues", "answer", "thinking"):
             if prompt[field] is None:
@@ -246,16 +260,18 @@ def _check_hash(expected: str | None, actual: str, where: str) -> None:
 
 
 def _check_sense(plan: Plan) -> None:
-    if plan.prompts or plan.scenario:
-        if plan.lengths or plan.operations or plan.series:
-            raise PlanError("scenario: beside lengths, operations or series; a plan is one or the other")
-        check_scenario(plan)
+    if plan.markers is not None:
+        if plan.latency or plan.prompts or plan.scenario or plan.lengths or plan.operations or plan.series:
+            raise PlanError("markers: beside a matrix or a scenario; a plan is one of the three")
+        check_markers(plan)
     else:
-        check_lengths(plan.lengths)
-        check_operations(plan.operations)
-        _check_series(plan)
-    _check_arms(plan)
+        if plan.analyzer.id.startswith("marker-"):
+            raise PlanError(f"markers: is missing, and {plan.analyzer.id} judges marker plans; add it")
+        _check_matrix_or_scenario(plan)
     check_repetitions(plan)
+    for index, arm in enumerate(plan.arms):
+        if arm.ended == "killed" and not any(other.follows == arm.name for other in plan.arms):
+            raise PlanError(f"arms[{index}].ended: no arm follows this one, so a kill would test nothing; remove it")
     _check_engine(plan)
     for field, words in (("required_checks", plan.required_checks), ("differing_settings", plan.differing_settings)):
         for index, word in enumerate(words):
@@ -263,6 +279,25 @@ def _check_sense(plan: Plan) -> None:
                 raise PlanError(f"{field}[{index}]: {word!r} is there twice; remove one")
     if not plan.required_checks:
         raise PlanError("required_checks: is empty, so nothing could fail; name at least one check")
+
+
+def _check_matrix_or_scenario(plan: Plan) -> None:
+    if plan.latency is not None:
+        if plan.prompts or plan.scenario:
+            raise PlanError("latency: beside a scenario; a plan is one or the other")
+        check_lengths(plan.lengths)
+        check_latency(plan)
+    elif plan.prompts or plan.scenario:
+        if plan.lengths or plan.operations or plan.series:
+            raise PlanError("scenario: beside lengths, operations or series; a plan is one or the other")
+        check_scenario(plan)
+    else:
+        check_lengths(plan.lengths)
+        check_operations(plan.operations)
+        _check_series(plan)
+    if plan.temperature != 0:
+        raise PlanError(f"temperature: must be 0, not {plan.temperature:g}; only a marker plan samples")
+    _check_arms(plan)
 
 
 def _check_canonical(tree: dict[str, Any], within: str) -> None:
@@ -313,19 +348,27 @@ def _check_series(plan: Plan) -> None:
 
 def _check_arms(plan: Plan) -> None:
     for index, arm in enumerate(plan.arms):
+        if arm.speculation is not None:
+            raise PlanError(
+                f"arms[{index}].speculation: belongs to a marker plan; say it in engine.settings, or remove it"
+            )
         if arm.settings and arm.name != BATCHED:
             raise PlanError(f"arms[{index}].settings: only arm {BATCHED!r} has its own; put them into engine.settings")
-    if plan.scenario or OperationName.RELOAD in plan.operations:
+    if plan.scenario or plan.latency or OperationName.RELOAD in plan.operations:
         _check_connected_arms(plan)
     elif [(arm.name, arm.connector) for arm in plan.arms] != [(CANDIDATE, "none")]:
         raise PlanError(f"arms: 'repeat' tests the local cache alone; make it one {CANDIDATE!r} with connector 'none'")
 
 
 def _check_connected_arms(plan: Plan) -> None:
+    known_options = {"native": NATIVE_OPTIONS}
+    known_options |= {name: SAMESTATE_OPTIONS for name in get_args(Connector) if name.startswith("samestate-")}
     names = [arm.name for arm in plan.arms]
     later = [arm.name for arm in plan.arms if arm.follows is not None]
     beside = {*later, BATCHED} if plan.scenario else set(later)
-    if sorted(set(names) - beside) != sorted((CONTROL, CANDIDATE)) or len(set(names)) < len(names):
+    if plan.latency is not None and plan.latency.interleaved:
+        check_side_by_side(plan)
+    elif sorted(set(names) - beside) != sorted((CONTROL, CANDIDATE)) or len(set(names)) < len(names):
         raise PlanError(f"arms: must be one {CONTROL!r} and one {CANDIDATE!r}, each once")
     if later and not plan.scenario:
         raise PlanError(f"arms: {later[0]!r} follows another, which only a scenario's arms do; remove it")
@@ -342,13 +385,14 @@ def _check_connected_arms(plan: Plan) -> None:
             raise PlanError(f"{where}.service: nothing ran before this arm; remove it or say whom the arm follows")
         if arm.connector != "lmcache":
             for field in ("release", "options", "repair"):
-                if getattr(arm, field) and not (field == "options" and arm.connector == "native"):
+                if getattr(arm, field) and not (field == "options" and arm.connector in known_options):
                     raise PlanError(f"{where}.{field}: is for connector 'lmcache', not {arm.connector!r}; remove it")
-        if arm.connector == "native" and (unknown := sorted(set(arm.options) - set(NATIVE_OPTIONS))):
-            raise PlanError(f"{where}.options.{unknown[0]}: not for a plan; known: {', '.join(NATIVE_OPTIONS)}")
+        known = known_options.get(arm.connector)
+        if known is not None and (unknown := sorted(set(arm.options) - set(known))):
+            raise PlanError(f"{where}.options.{unknown[0]}: not for a plan; known: {', '.join(known)}")
     if not plan.engine.external_cache_bytes:
         raise PlanError("engine.external_cache_bytes: is 0, and the candidate's connector needs room; make it larger")
-    if plan.engine.core != "here":
+    if plan.engine.core != "here" and plan.latency is None:
         raise PlanError("engine.core: transfers are watched in the engine's own process; make it 'here'")
 
 

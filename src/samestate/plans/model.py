@@ -7,9 +7,9 @@ numbers, the token ids of every input.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 from pydantic_core import PydanticKnownError
 
 from samestate.evidence.records import OperationName, Scalar
@@ -34,11 +34,38 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
-Connector = Literal["none", "native", "dictionary", "lmcache"]
+Connector = Literal[
+    "none",
+    "native",
+    "dictionary",
+    "lmcache",
+    "samestate-memory",
+    "samestate-disk",
+    "samestate-valkey",
+    "samestate-object",
+]
 ReusePath = Literal["any", "cold", "local", "external", "mixed"]
 Answered = Literal["kept", "stripped"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""``reasoning_effort`` of a request, as the OpenAI API has it."""
+Route = Literal["chat", "engine"]
+"""How a probe reaches its engine. ``chat``: a server's ``/v1/chat/completions``. ``engine``: as token ids."""
+Gate = Literal["selftest", "sampling"]
+Temperature = Annotated[float, Field(ge=0, le=2)]
 Order = Literal["forward", "reverse"]
 """Of the arms of a repetition: as the plan lists them, or the last one first."""
+
+
+class SpeculationPlan(Frozen):
+    """Speculative decoding of an arm, in a marker plan."""
+
+    method: Literal["ngram", "draft_model", "mtp"]
+    drafts: Annotated[int, Field(gt=0)]
+    """K, drafts per step at most."""
+    draft_model: str | None = None
+    """Of ``draft_model``: a model that `samestate models list` knows."""
+    lookup: Annotated[int, Field(gt=0)] | None = None
+    """Of ``ngram``: length of the n-gram that is looked up, in tokens."""
 
 
 class ArmPlan(Frozen):
@@ -47,7 +74,8 @@ class ArmPlan(Frozen):
     name: Slug
     connector: Connector
     """``none``: no connector at all. ``native``: vLLM's offloading. ``dictionary``: the smallest one there is, of our
-    own. ``lmcache``: LMCache's, and its server beside the engine. All but ``none`` are audited."""
+    own. ``lmcache``: LMCache's, and its server beside the engine. ``samestate-…``: our own cache, with nothing, a
+    folder, a Valkey server or an object store behind its memory tier. All but ``none`` are audited."""
     release: str | None = None
     """Of the connector's package, beside the engine's environment; None: the one that is installed."""
     options: dict[str, Scalar] = {}
@@ -58,8 +86,13 @@ class ArmPlan(Frozen):
     """The arm whose external cache this one finds, in a new engine."""
     service: Literal["kept", "restarted"] = "kept"
     """What became of the service beside the engine since the arm that this one follows."""
+    ended: Literal["stopped", "killed"] = "stopped"
+    """How its engine ends before the arm that follows it: in order, or by SIGKILL once its saves are complete."""
     settings: dict[str, Scalar] = {}
-    """Of arm ``batched`` alone: they win over those of `EnginePlan`, and `Plan.differing_settings` must name them."""
+    """Of arm ``batched``, and of the arms of a marker plan: they win over those of `EnginePlan`, and
+    `Plan.differing_settings` must name them."""
+    speculation: SpeculationPlan | None = None
+    """Of a marker plan's arms; None: no drafts."""
 
 
 class EnginePlan(Frozen):
@@ -141,11 +174,65 @@ class StepPlan(Frozen):
     arm: Slug = "candidate"
 
 
+class ProbePlan(Frozen):
+    """One request of a marker plan, sent once to every arm."""
+
+    name: Slug
+    text: str
+    """Over ``chat`` the user's message. To ``engine`` the whole prompt, special tokens by their text."""
+    budget: Annotated[int, Field(ge=0)] | None
+    """``thinking_token_budget``, tokens; None: unlimited."""
+    max_tokens: Annotated[int, Field(gt=0)]
+    """The completion cap."""
+    temperature: Temperature | None = None
+    """None: the plan's."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    effort: Effort | None = None
+    """Over ``chat``."""
+    stop: list[str] = []
+    """Texts of one token each, whose ids end the answer, besides those that end a sequence."""
+    answer: str | None = None
+    """What a model that can answer says, exactly; None: there is no such answer."""
+
+
+class MarkerPlan(Frozen):
+    """What is asked of reasoning markers: of every arm the same probes, one at a time."""
+
+    route: Route
+    start: str
+    """The marker that begins reasoning, as text: its ids are the engine's own tokenizer's."""
+    end: str
+    probes: list[ProbePlan]
+    gates: list[Gate] = []
+    """That must have passed before the first probe is sent."""
+    guard: Slug | None = None
+    """Opt-in guard of vLLM's sampling code (`samestate.instruments`), in force in gates and engines alike."""
+    repairs: list[Slug] = []
+    """Of vLLM (`samestate.instruments`), put on in every engine."""
+    retries: Annotated[Literal[0], BeforeValidator(_no_boolean)] = 0
+    allowed_probes: Annotated[int, Field(gt=0)]
+    """Requests that one arm may make: as many as it has probes."""
+
+
+class LatencyPlan(Frozen):
+    """Times of streamed answers: every length, cold, again and reloaded, OFF and ON (`samestate.plans.latency`)."""
+
+    trials: Annotated[int, Field(gt=0)]
+    """Measured, of every length, each with a prompt of its own."""
+    warmups: Annotated[int, Field(ge=0)]
+    """Before them, of every length; made alike and left out."""
+    order_seed: int | None = None
+    """Shuffles the measured trials, for all arms alike; None: ascending by trial, then by length."""
+    interleaved: bool = False
+    """All arms' engines run at once and take turns, trial by trial; there may then be more than one with a cache."""
+
+
 class Plan(Frozen):
     """What is to be done. Its canonical JSON (RFC 8785) is its identity.
 
     Either a matrix, every length through the same operations, or a scenario, prompts that share
-    beginnings in an order of its own; a scenario's control computes every prompt cold.
+    beginnings in an order of its own, whose control computes every prompt cold; or probes of reasoning markers,
+    or timed trials.
     """
 
     format: Format
@@ -163,10 +250,17 @@ class Plan(Frozen):
     prompts: list[PromptPlan] = []
     """Of a scenario."""
     scenario: list[StepPlan] = []
+    markers: MarkerPlan | None = None
+    """Of a marker plan (`samestate.plans.markers`)."""
+    latency: LatencyPlan | None = None
+    """Of a latency plan, which has `lengths` and no `operations`."""
     template: Slug
+    """``none`` in a marker plan."""
     output_tokens: Annotated[int, Field(gt=0)]
+    """In a marker plan the most that a probe may ask for."""
     seed: int
-    temperature: Annotated[Literal[0], BeforeValidator(_no_boolean)]
+    temperature: Temperature
+    """0 but in marker plans."""
     ignore_eos: bool
     analyzer: AnalyzerPin
     required_checks: list[Slug]
@@ -205,6 +299,15 @@ class ModelIdentity(Frozen):
     """Of the sorted ``<file sha256>  <name>`` lines."""
 
 
+class ResolvedMarkers(Frozen):
+    """Token ids of a marker plan's texts, by the engine's own tokenizer."""
+
+    start_ids: list[int]
+    end_ids: list[int]
+    stop_ids: dict[str, list[int]]
+    """By probe: what it declares."""
+
+
 class ResolvedPlan(Frozen):
     """What a started engine added to the plan, fixed before the first request."""
 
@@ -215,4 +318,14 @@ class ResolvedPlan(Frozen):
     model: ModelIdentity
     inputs: list[InputIdentity]
     operations: list[str]
-    """Operation ids of an arm, in order: ``N3583.cold``, ``N3583.interposer-1``, …"""
+    """Operation ids of an arm, in order: ``N3583.cold``, ``N3583.interposer-1``, …; of a marker plan its probes."""
+    markers: ResolvedMarkers | None = None
+    """Of a marker plan, whose `lengths` and `inputs` are those of its probes' prompts."""
+
+    @model_serializer(mode="wrap")
+    def _without_markers(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Older plans' bytes stay what they were."""
+        tree: dict[str, Any] = handler(self)
+        if self.markers is None:
+            del tree["markers"]
+        return tree

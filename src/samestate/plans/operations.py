@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from samestate.evidence.records import OperationName
 from samestate.plans.errors import PlanError
+from samestate.plans.latency import conditions, trial_tokens
 from samestate.plans.lengths import evaluate
-from samestate.plans.model import Plan, PromptPlan, ReusePath
+from samestate.plans.model import MarkerPlan, Plan, PromptPlan, ReusePath
 from samestate.plans.scenarios import scenario_steps
 from samestate.plans.turns import OWN, begun_lengths, own_lengths
 
@@ -52,7 +53,7 @@ class PlannedInput(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """How much a plan asks for. In a matrix everything but the starts is for one arm, in a scenario for all.
+    """How much a plan asks for. In a matrix everything but the starts is for one arm, else for all.
 
     Repetitions have the same inputs, and each of their arms does as much again.
     """
@@ -69,8 +70,10 @@ class Workload(NamedTuple):
 
 def workload(plan: Plan) -> Workload:
     """Count what a plan asks for, which no C changes."""
+    if plan.markers is not None:
+        return _marker_workload(plan, plan.markers)
     # One C is as good as another here, but for lengths that would meet.
-    arms = [arm.name for arm in plan.arms] if plan.scenario else [plan.arms[0].name]
+    arms = [arm.name for arm in plan.arms] if plan.scenario or plan.latency else [plan.arms[0].name]
     steps = [step for arm in arms for case in cases(plan, _ANY_C, arm) for step in case.operations]
     resets = sum(step.name is OperationName.RESET for step in steps)
     return Workload(
@@ -81,6 +84,19 @@ def workload(plan: Plan) -> Workload:
         output_tokens=sum(step.output_tokens for step in steps),
         distinct_inputs=len(plan.prompts) or len(planned_inputs(plan, _ANY_C)),
         repetitions=len(plan.repetitions),
+    )
+
+
+def _marker_workload(plan: Plan, markers: MarkerPlan) -> Workload:
+    generations = len(markers.probes) * len(plan.arms)
+    return Workload(
+        engine_starts=len(plan.arms),
+        operations=generations,
+        generations=generations,
+        resets=0,
+        output_tokens=sum(probe.max_tokens for probe in markers.probes) * len(plan.arms),
+        distinct_inputs=len({probe.text for probe in markers.probes}),
+        repetitions=1,
     )
 
 
@@ -98,10 +114,14 @@ def boundary(n: int, c: int) -> int:
 def cases(plan: Plan, c: int, arm: str) -> list[Case]:
     """The cases of an arm, in the plan's order. Raises `PlanError` when two lengths meet at this C.
 
-    In a matrix all arms have the same ones.
+    In a matrix all arms have the same ones; in a latency plan the same prompts. A marker plan has probes, and no cases.
     """
+    if plan.markers is not None:
+        return []
     if plan.scenario:
         return _scenario_cases(plan, c, arm)
+    if plan.latency is not None:
+        return _latency_cases(plan, c, arm)
     planned = _matrix_cases("", "", plan.lengths, c, plan.operations, plan.output_tokens)
     for index, series in enumerate(plan.series):
         where = f"series[{index}]."
@@ -110,7 +130,15 @@ def cases(plan: Plan, c: int, arm: str) -> list[Case]:
 
 
 def operation_ids(plan: Plan, c: int) -> list[str]:
-    """The ids of an arm's operations, in order; in a scenario those of all arms, arm after arm. Raises `PlanError`."""
+    """The ids of an arm's operations, in order; in a scenario those of all arms, arm after arm. Raises `PlanError`.
+
+    Those of a marker plan are its probes' names; those of a latency plan's arms are the same where both have them.
+    """
+    if plan.markers is not None:
+        return [probe.name for probe in plan.markers.probes]
+    if plan.latency is not None:
+        found = [step.op for arm in plan.arms for case in cases(plan, c, arm.name) for step in case.operations]
+        return list(dict.fromkeys(found))
     arms = [arm.name for arm in plan.arms] if plan.scenario else [plan.arms[0].name]
     return [step.op for arm in arms for case in cases(plan, c, arm) for step in case.operations]
 
@@ -118,13 +146,18 @@ def operation_ids(plan: Plan, c: int) -> list[str]:
 def planned_inputs(plan: Plan, c: int) -> list[PlannedInput]:
     """Every prompt once, those of a scenario in the plan's order; one that continues an answer, and its own part.
 
-    Raises `PlanError`.
+    None of a marker plan, whose prompts only a tokenizer can measure. Raises `PlanError`.
     """
+    if plan.markers is not None:
+        return []
     if plan.scenario:
         lengths = {prompt.name: n for prompt, n in _prompt_lengths(plan, c)}
         targets = [PlannedInput(name, "target", n, plan.template) for name, n in lengths.items()]
         owned = own_lengths(plan, lengths).items()
         return [*targets, *(PlannedInput(name, OWN, n, plan.template) for name, n in owned)]
+    if plan.latency is not None:
+        trials = trial_tokens(plan, c)
+        return [PlannedInput(trial.case(n), "target", n, plan.template) for trial, n in trials]
     planned = cases(plan, c, plan.arms[0].name)
     templates = [plan.template] * len(plan.lengths)
     templates += [series.template for series in plan.series for _ in series.lengths]
@@ -236,6 +269,12 @@ def _scenario_cases(plan: Plan, c: int, arm: str) -> list[Case]:
         )
         for step in scenario_steps(plan, arm)
     ]
+
+
+def _latency_cases(plan: Plan, c: int, arm: str) -> list[Case]:
+    names = list(conditions(plan, arm))
+    made = ((trial.case(n), n) for trial, n in trial_tokens(plan, c))
+    return [Case(case, n, _case_operations(case, names, plan.output_tokens)) for case, n in made]
 
 
 def _prompt_lengths(plan: Plan, c: int) -> list[tuple[PromptPlan, int]]:

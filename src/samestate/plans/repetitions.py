@@ -47,7 +47,7 @@ def check_repetitions(plan: Plan) -> None:
         return
     if not plan.repetitions:
         raise PlanError("repetitions: is empty, so nothing would run; write 'forward' or 'reverse' once for each")
-    if plan.scenario or plan.prompts:
+    if plan.scenario or plan.prompts or plan.markers:
         raise PlanError("repetitions: only a matrix is repeated; remove them and run the scenario again")
     if "reverse" in plan.repetitions and len(plan.arms) == 1:
         at = plan.repetitions.index("reverse")
