@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from samestate.checks.analyzers import ANALYZERS
 from samestate.evidence import archive as archive_module
-from samestate.evidence import records, verify
+from samestate.evidence import latency_records, marker_records, probe_records, records, verify
 from samestate.evidence.archive import Archive, ArchiveWriter, verifier
 from samestate.evidence.canonical import canonical_json, sha256_hex
 from samestate.plans.model import Plan, ResolvedPlan
@@ -35,8 +35,16 @@ NAMES = {
     records.Entry: "@entry",
     records.TransferPart: "@part",
     records.PatchedFunction: "@patched_function",
+    records.Control: "@control",
+    records.Argument: "@argument",
+    records.PatchedFile: "@patched_file",
+    records.KernelSelection: "@kernel_selection",
     records.BatchRow: "%batch_row",
     records.PageRow: "%page_row",
+    records.StorageRow: "%storage_row",
+    marker_records.LogitsRow: "%logits_row",
+    probe_records.ProbeUsage: "@probe_usage",
+    latency_records.StreamEvent: "%stream_event",
 }
 
 
@@ -160,6 +168,8 @@ def spec(hint: Any) -> str:
     if get_origin(hint) in (UnionType, Union):
         if set(get_args(hint)) == SCALAR:
             return "scalar"
+        if set(get_args(hint)) == {int, str, NoneType}:
+            return "reason"
         (inner,) = [one for one in get_args(hint) if one is not NoneType]
         return spec(inner) + "?"
     if get_origin(hint) is list:
@@ -192,7 +202,11 @@ MODELS = {
     "expected_layout": "expected_layout", "prompts": "prompt_plan", "scenario": "step_plan",
     "series": "series_plan", "inputs": "input",
     "model": "model",
+    "speculation": "speculation_plan",
+    "probes": "probe_plan",
+    "latency": "latency_plan",
 }  # fmt: skip
+MARKERS = {Plan: "marker_plan", ResolvedPlan: "resolved_markers"}
 
 
 def names(model: type[BaseModel]) -> list[str]:
@@ -209,7 +223,11 @@ def test_plans_have_these_fields(model: type[BaseModel], table: str) -> None:
     assert [field.rpartition(":")[0] for field in table.split()] == names(model)
     for name, field in model.model_fields.items():
         for part in parts(field.annotation):
-            assert [one.rpartition(":")[0] for one in verify.NESTED[MODELS[name]].split()] == names(part)
+            known = MARKERS[model] if name == "markers" else MODELS[name]
+            assert [one.rpartition(":")[0] for one in verify.NESTED[known].split()] == names(part)
+            for inner, inside in part.model_fields.items():
+                for small in parts(inside.annotation):
+                    assert [one.rpartition(":")[0] for one in verify.NESTED[MODELS[inner]].split()] == names(small)
 
 
 def test_analyzers_have_these_checks() -> None:

@@ -268,6 +268,14 @@ class Archive:
         data = self._read(f"arms/{arm}/{SOURCE_SEAL_NAME}")
         return None if data is None else sha256_hex(data)
 
+    def sealed_at(self, arm: str) -> str | None:
+        """When the archive that an imported arm came from was sealed; None: it ran live, or that cannot be read."""
+        data = self._read(f"arms/{arm}/{SOURCE_SEAL_NAME}")
+        try:
+            return msgspec.json.decode(data, type=Seal).wall_time if data is not None else None
+        except msgspec.DecodeError:
+            return None
+
     def source_plan_json(self, arm: str) -> bytes | None:
         """`plan.json` of the archive that an arm was imported from; None: the arm is live, or of this very plan."""
         return self._read(f"arms/{arm}/{SOURCE_PLAN_NAME}")

@@ -12,17 +12,56 @@ Lengths are counts; indices are zero-based.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
+from samestate.evidence.ground_records import (
+    Argument,
+    CallCaptured,
+    CallsCounted,
+    Control,
+    EnvironmentObserved,
+    KernelSelection,
+    KernelsSelected,
+    PatchedFile,
+    StorageRow,
+    StoragesDigested,
+)
+from samestate.evidence.latency_records import CopyMeasured, HostSampled, LoadPhase, RequestTimed
+from samestate.evidence.marker_records import (
+    LogitsRows,
+    ReasoningRequest,
+    RecorderStarted,
+    RecorderStopped,
+    RunAheadDropped,
+    TokensCommitted,
+    TokensDelivered,
+)
+from samestate.evidence.probe_records import GateReceipt, IdentityRead, ProbeAnswered, ProbeFailed, ProbeSent
+from samestate.evidence.record_base import NonNegative, PatchedFunction, Positive, Record, Scalar, Sha256
+
+__all__ = [
+    "Argument",
+    "CallCaptured",
+    "CallsCounted",
+    "Control",
+    "EnvironmentObserved",
+    "KernelSelection",
+    "KernelsSelected",
+    "NonNegative",
+    "PatchedFile",
+    "PatchedFunction",
+    "Positive",
+    "Record",
+    "Scalar",
+    "Sha256",
+    "StorageRow",
+    "StoragesDigested",
+]
+
 FORMAT = 1
 """Version of the archive format (docs/archive-format.md)."""
-
-NonNegative = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Scalar = str | int | float | bool | None
 
 
 class OperationName(StrEnum):
@@ -72,10 +111,6 @@ class Outcome(StrEnum):
     FAILED = "failed"
     INTERRUPTED = "interrupted"
     EXCLUDED = "excluded"
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """Base of all records; the JSON field ``kind`` names the type."""
 
 
 # --- every stream -----------------------------------------------------------------------------
@@ -142,7 +177,7 @@ class AttemptEnded(Record, frozen=True, kw_only=True, tag="attempt_ended"):
 class EngineStarted(Record, frozen=True, kw_only=True, tag="engine_started"):
     """What the engine says of itself, as effective values (requirements 1, 2, 58, 108)."""
 
-    engine: Literal["vllm", "sim"]
+    engine: Literal["vllm", "sim", "transformers"]
     process: str
     """The engine's process, apart from every other of its host: ``4711@12345678``, id and start (ticks since boot)."""
     versions: dict[str, str]
@@ -160,6 +195,8 @@ class EngineStarted(Record, frozen=True, kw_only=True, tag="engine_started"):
     """Effective settings under vLLM's own names, e.g. ``cache_config.block_size``."""
     eos_token_ids: list[NonNegative]
     """Every end-of-sequence id known from tokenizer, model and generation config."""
+    controls: list[Control] | None = None
+    """The full set, those that are off too; None: not recorded, as before there was the field."""
 
 
 class EngineGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -234,6 +271,18 @@ class EngineStopped(Record, frozen=True, kw_only=True, tag="engine_stopped"):
     """The engine shut down in order."""
 
 
+class EngineKilled(Record, frozen=True, kw_only=True, tag="engine_killed"):
+    """All processes of the engine were killed with SIGKILL, as planned; logged by the client once they were gone.
+
+    The engine was idle and alive then, and had been told nothing but to close its streams.
+    """
+
+    process: str
+    """As `EngineStarted` names it."""
+    processes: Positive
+    """That were killed."""
+
+
 class ServiceStarted(Record, frozen=True, kw_only=True, tag="service_started"):
     """A server beside the engine answers, e.g. LMCache's; logged by the client."""
 
@@ -255,15 +304,6 @@ class ServiceStopped(Record, frozen=True, kw_only=True, tag="service_stopped"):
     """Left running for the arm that follows."""
     leftovers: NonNegative
     """Shared-memory segments that it left behind and the lab removed."""
-
-
-class PatchedFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A function that an intervention replaced."""
-
-    module: str
-    qualname: str
-    source_sha256: Sha256
-    """Of the source as it was before."""
 
 
 class InterventionApplied(Record, frozen=True, kw_only=True, tag="intervention_applied"):
@@ -592,8 +632,14 @@ AnyRecord = (
     | ContactReached
     | AttemptEnded
     | EngineStarted
+    | KernelsSelected
+    | EnvironmentObserved
+    | StoragesDigested
+    | CallCaptured
+    | CallsCounted
     | RankRegistered
     | EngineStopped
+    | EngineKilled
     | ServiceStarted
     | ServiceStopped
     | InterventionApplied
@@ -619,6 +665,22 @@ AnyRecord = (
     | PagesPoisoned
     | GuardsChecked
     | SaveDelayed
+    | RecorderStarted
+    | ReasoningRequest
+    | LogitsRows
+    | TokensCommitted
+    | TokensDelivered
+    | RunAheadDropped
+    | RecorderStopped
+    | IdentityRead
+    | GateReceipt
+    | ProbeSent
+    | ProbeAnswered
+    | ProbeFailed
+    | RequestTimed
+    | HostSampled
+    | CopyMeasured
+    | LoadPhase
     | FaultArmed
 )
 

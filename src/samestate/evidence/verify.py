@@ -56,9 +56,25 @@ NESTED = {
     "batch_row": "request:text start:integer scheduled:integer drafted:integer",
     "page_row": "entry:integer block_index:integer block:integer digest:text nonzero:integer sentinel:integer",
     "place": "group:integer block:integer",
+    "storage_row": "name:text role:parameter|buffer shape:integer[] dtype:text digest:text",
+    "argument": "name:text value:text shape:integer[]? written:bool",
+    "control": "name:text on:bool sha256:hash?",
+    "patched_file": "distribution:text path:text sha256:hash?",
+    "kernel_selection": "kernel:text key:text[] config:scalar{}",
     "patched_function": "module:text qualname:text source_sha256:hash",
-    "arm_plan": "name:slug connector:none|native|dictionary|lmcache release=:text? options=:scalar{} repair=:slug? "
-    "follows=:slug? service=:kept|restarted settings=:scalar{}",
+    "arm_plan": "name:slug connector:none|native|dictionary|lmcache|samestate-memory|samestate-disk|samestate-valkey|"
+    "samestate-object release=:text? options=:scalar{} repair=:slug? "
+    "follows=:slug? service=:kept|restarted ended=:stopped|killed settings=:scalar{} speculation=:@speculation_plan?",
+    "speculation_plan": "method:ngram|draft_model|mtp drafts:count draft_model=:text? lookup=:count?",
+    "probe_plan": "name:slug text:text budget:integer? max_tokens:count temperature=:temperature? top_p=:share "
+    "effort=:none|minimal|low|medium|high|xhigh|max? stop=:text[] answer=:text?",
+    "marker_plan": "route:chat|engine start:text end:text probes:@probe_plan[] gates=:selftest|sampling[] "
+    "guard=:slug? repairs=:slug[] retries=:zero allowed_probes:count",
+    "latency_plan": "trials:count warmups:integer order_seed=:int? interleaved=:bool",
+    "stream_event": "at_ns:integer tokens:integer",
+    "resolved_markers": "start_ids:int[] end_ids:int[] stop_ids:int[]{}",
+    "logits_row": "local:integer drafted:integer? store:bool stored:integer? argmax:integer logprob:number",
+    "probe_usage": "prompt:integer? completion:integer? reasoning:integer?",
     "engine_plan": "model:text settings:scalar{} external_cache_bytes:integer serve_args=:text[] "
     "core=:here|own-process",
     "instrument_plan": "audit_level:metadata|digest|poison save_delay_ms:integer",
@@ -75,13 +91,14 @@ NESTED = {
 PLAN = (
     "format:one name:slug title:text question:text engine:@engine_plan arms:@arm_plan[] lengths=:text[] "
     "operations=:cold|interposer|reset|reload|repeat|prompt[] series=:@series_plan[] prompts=:@prompt_plan[] "
-    "scenario=:@step_plan[] "
-    "template:slug output_tokens:count seed:int temperature:zero ignore_eos:bool analyzer:@analyzer_pin "
+    "scenario=:@step_plan[] markers=:@marker_plan? latency=:@latency_plan? "
+    "template:slug output_tokens:count seed:int temperature:temperature ignore_eos:bool analyzer:@analyzer_pin "
     "required_checks:slug[] differing_settings:text[] scope:text not_shown:text[] instruments=:@instrument_plan "
     "expected_layout=:@expected_layout? allowed_attempts=:count? control_from=:slug? repetitions=:forward|reverse[]"
 )
 RESOLVED = (
-    "format:one plan_sha256:hash checkpoint_interval:int lengths:int[] model:@model inputs:@input[] operations:text[]"
+    "format:one plan_sha256:hash checkpoint_interval:int lengths:int[] model:@model inputs:@input[] operations:text[] "
+    "markers=:@resolved_markers?"
 )
 SEAL = (
     "format:int sha256sums_sha256:hash files:integer plan_sha256:hash wall_time:text samestate_version:text "
@@ -96,12 +113,21 @@ KINDS = {
     "control_seal_sha256:hash? reference_seal_sha256:hash? options:scalar{}",
     "contact_reached": "level:none|host|gpu|model|request",
     "attempt_ended": "outcome:completed|failed|interrupted|excluded reason:text?",
-    "engine_started": "engine:vllm|sim process:text versions:text{} checkpoint_interval:count max_model_len:count "
-    "tensor_parallel:count pipeline_parallel:count data_parallel:count decode_context_parallel:count connector:text? "
-    "audit_level:text? settings:scalar{} eos_token_ids:integer[]",
+    "engine_started": "engine:vllm|sim|transformers process:text versions:text{} checkpoint_interval:count "
+    "max_model_len:count tensor_parallel:count pipeline_parallel:count data_parallel:count "
+    "decode_context_parallel:count connector:text? audit_level:text? settings:scalar{} eos_token_ids:integer[] "
+    "controls=:@control[]?",
+    "kernels_selected": "rank:integer mode:record|pin|release profile_sha256:hash? benchmarks:integer "
+    "selections:@kernel_selection[] violations:text[]",
+    "call_captured": "rank:integer module:text call:integer at_ns:integer inputs:@argument[] outputs:@argument[]",
+    "calls_counted": "rank:integer module:text calls:integer captured:integer",
+    "storages_digested": "rank:integer moment:start|end digest:text rows:%storage_row[]",
+    "environment_observed": "rank:integer observed_at:text device:text device_uuid:text? driver:text? variables:text{} "
+    "backends:text{} patched:@patched_file[]",
     "rank_registered": "rank:integer world_size:count num_blocks:count engine_groups:@engine_group[] "
     "transfer_groups:@transfer_group[] entries:@entry[] digest:text",
     "engine_stopped": "",
+    "engine_killed": "process:text processes:count",
     "service_started": "service:text version:text options:scalar{} continues:bool",
     "service_stopped": "service:text alive:bool kept:bool leftovers:integer",
     "intervention_applied": "name:text functions:@patched_function[]",
@@ -131,10 +157,36 @@ KINDS = {
     "moment:submitted|completed rows:%page_row[]",
     "pages_poisoned": "rank:integer job:integer pages:integer bytes:integer guards:integer",
     "guards_checked": "rank:integer job:integer steps_between:integer changed:integer[][]",
+    "recorder_started": "role:rank|scheduler rank:integer? ranks:count runner:v1|v2 capacity:count "
+    "speculative_tokens:integer asynchronous:bool start_ids:integer[] end_ids:integer[] functions:@patched_function[]",
+    "reasoning_request": "rank:integer request:text slot:integer budget:integer prompt_tokens:count resident:integer?",
+    "logits_rows": "rank:integer step:integer request:text slot:integer position:integer rows:%logits_row[]",
+    "tokens_committed": "rank:integer step:integer request:text position:integer tokens:integer[] rows:integer[]",
+    "tokens_delivered": "request:text position:integer before:integer[] after:integer finish_reason:text? "
+    "stop_reason:reason",
+    "run_ahead_dropped": "request:text tokens:integer[]",
+    "recorder_stopped": "rank:integer? written:integer dropped:integer",
+    "identity_read": "when:before|after values:scalar{} missing:text[]",
+    "gate_receipt": "gate:selftest|sampling ok:bool reason:text? source_sha256:hash functions:@patched_function[] "
+    "kernel:text forced_rows:integer forced_right:integer ordinary_rows:integer ordinary_same:integer guard:text?",
+    "probe_sent": "probe:text attempt:count retries_allowed:integer address:text model:text body:text "
+    "body_sha256:hash budget:integer? max_tokens:count temperature:number top_p:number stop_token_ids:integer[] "
+    "ignore_eos:bool",
+    "probe_answered": "probe:text request:text status:count prompt_token_ids:integer[] token_ids:integer[] "
+    "finish_reason:text? stop_reason:reason usage:@probe_usage echo:scalar{} content:text? reasoning:text? "
+    "text_sha256:hash anomalies:text[]",
+    "probe_failed": "probe:text status:count? error:text",
+    "request_timed": "op:text request:text peer:text concurrency:count attempts:count began_ns:integer done_ns:integer "
+    "events:%stream_event[]",
+    "host_sampled": "op:text when:before|after cpus:count load:number busy_ticks:integer total_ticks:integer "
+    "memory_total:integer memory_available:integer",
+    "copy_measured": "rank:integer route:host-to-host|host-to-device device:text bytes:count took_ns:count[]",
+    "load_phase": "level:text attempted:text concurrency:count? rate:number? seed:integer ops:text[] due_ns:integer[]",
     "fault_armed": "fault:text parameters:scalar{}",
 }
 
 HASH = re.compile(r"[0-9a-f]{64}")
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
 SLUG = re.compile(r"[a-z0-9][a-z0-9.-]*")
 Fits = Callable[[Any], bool]
 ATOMS: dict[str, Fits] = {
@@ -143,6 +195,9 @@ ATOMS: dict[str, Fits] = {
     "count": lambda value: type(value) is int and value >= 1,
     "one": lambda value: type(value) is int and value == 1,
     "zero": lambda value: type(value) is int and value == 0,
+    "temperature": lambda value: type(value) in (int, float) and 0 <= value <= 2,
+    "share": lambda value: type(value) in (int, float) and 0 < value <= 1,
+    "reason": lambda value: value is None or type(value) in (int, str),
     "number": lambda value: type(value) in (int, float),
     "bool": lambda value: type(value) is bool,
     "text": lambda value: type(value) is str,
@@ -344,6 +399,8 @@ class Arm:
     def __init__(self, name: str) -> None:
         self.name = name
         self.source: str | None = None
+        self.sealed: str | None = None
+        """When that seal says it was written."""
         """Hash of the seal that it was imported under."""
         self.source_plan_sha256: str | None = None
         """Of the plan that it was recorded under, where that is another."""
@@ -380,6 +437,10 @@ class Arm:
     KEPT = (
         "engine_started",
         "engine_stopped",
+        "engine_killed",
+        "kernels_selected",
+        "environment_observed",
+        "storages_digested",
         "operation_started",
         "scheduler_configured",
         "plan_resolved",
@@ -494,8 +555,8 @@ class Arm:
 class Attempt:
     """One attempt, as its stream tells it."""
 
-    def __init__(self, rec: dict[str, Any]) -> None:
-        self.rec = rec
+    def __init__(self, rec: dict[str, Any], t: int, opened: str | None) -> None:
+        self.rec, self.t, self.opened = rec, t, opened
         self.contacts: list[str] = []
         self.ends: list[dict[str, Any]] = []
         self.strays = 0
@@ -732,13 +793,15 @@ class Archive:
             tell(f"{name}:{n + 1}", f"incomplete: {last['dropped']} records could not be written")
 
     def attempt(self, name: str) -> None:
+        opened: str | None = None
         for seen in self.lines(name):
             kind, attempt = seen.rec["kind"], self.attempts[-1] if self.attempts else None
             if kind == "stream_opened":
+                opened = seen.rec["wall_time"]
                 if (seen.rec["arm"], seen.rec["process"]) != ("-", "attempts"):
                     self.defect(f"{name}:{seen.n + 1}", "is another stream, under this name")
             elif kind == "attempt_started":
-                self.attempts.append(Attempt(seen.rec))
+                self.attempts.append(Attempt(seen.rec, seen.t, opened))
             elif attempt is None or kind == "stream_closed":
                 continue
             elif kind == "attempt_ended":
@@ -774,6 +837,7 @@ class Archive:
         seal_data = self.read(place + SOURCES[0])
         arm.source = sha256(seal_data) if seal_data is not None else None
         was, seal = self.pair(place, SOURCES[0], SOURCES[1])
+        arm.sealed = dated(seal_data)
         plan = self.read(place + SOURCES[2])
         plan_sha256 = sha256(plan) if plan is not None else self.plan_sha256
         if plan is not None:
@@ -984,6 +1048,8 @@ def sequence(question: Question, arm: Arm) -> Iterator[Finding]:
         yield (FAIL if engines else UNKNOWN), f"{engines} engine starts, planned 1"
     if engines and not arm.all["engine_stopped"]:
         yield UNKNOWN, "no engine_stopped record"
+    if arm.all["engine_killed"]:
+        yield FAIL, "the engine was killed, which no matrix plans"
     if engines and not arm.all["scheduler_configured"]:
         yield UNKNOWN, "no scheduler_configured record"
     order = {one.op: place for place, one in enumerate(question.operations)}
@@ -1626,12 +1692,19 @@ def one_value(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
+SERVED = ("lmcache", "samestate-disk", "samestate-valkey", "samestate-object")
 CONNECTOR_CLASSES = {
     "native": "OffloadingConnector",
     "dictionary": "DictionaryConnector",
     "lmcache": "HostLMCacheConnector",
+    "samestate-memory": "SamestateConnector",
+    "samestate-disk": "SamestateConnector",
+    "samestate-valkey": "SamestateConnector",
+    "samestate-object": "SamestateConnector",
 }
 """What each planned connector runs as on a real engine."""
+OTHER_ENGINES = {"sim": "SimConnector", "transformers": "SnapshotCache"}
+"""What stands for every planned connector on another engine than vLLM."""
 
 
 def settings(question: Question) -> Result:
@@ -1652,7 +1725,7 @@ def settings(question: Question) -> Result:
     for planned in plan["arms"]:
         arm = question.arm(planned["name"])
         without, said = planned["connector"] == "none", arm.engine["connector"]
-        known = "SimConnector" if arm.engine["engine"] == "sim" else CONNECTOR_CLASSES.get(planned["connector"])
+        known = OTHER_ENGINES.get(arm.engine["engine"]) or CONNECTOR_CLASSES.get(planned["connector"])
         if said is not None if without else said != known:
             findings.append((FAIL, f"arm {arm.name}: connector {said or 'none'}, planned {planned['connector']}"))
         level = None if without else plan.get("instruments", {}).get("audit_level", "metadata")
@@ -1943,6 +2016,199 @@ def saves(arm: Arm, tables: dict[int, Tables]) -> Iterator[Finding]:
                 yield from tables[rank].size(one.part, f"rank {rank}: a save of request {request}")
 
 
+# --- controls and topology ------------------------------------------------------------------------
+
+CONTROLS = ("tuner-profile", "matched-schedule", "repair")
+AUTOTUNE = "kernel_config.enable_flashinfer_autotune"
+ROLE = "kv_transfer_config.kv_role"
+
+
+def unrecorded(question: Question) -> bool:
+    """No arm records controls: the archive is older than they are."""
+    started = [seen.rec for arm in question.arms.values() for seen in arm.all["engine_started"][:1]]
+    return all(rec.get("controls") is None for rec in started)
+
+
+def controls(question: Question) -> Result:
+    """Every switch is recorded, as planned, and the same in all arms; a profile holds where nothing else tunes."""
+    check = "controls"
+    if unrecorded(question):
+        return conclude(check, [(NOT_EXERCISED, "no arm records controls")], 0, "")
+    findings, examined = list[Finding](), 0
+    planned = {arm["name"]: arm.get("repair") for arm in question.plan["arms"]}
+    declared, theirs = question.plan["differing_settings"], dict[str, dict[str, Any]]()
+    for arm in question.arms.values():
+        recorded = arm.engine.get("controls")
+        if recorded is None:
+            findings.append((UNKNOWN, f"arm {arm.name}: its engine records no controls"))
+            continue
+        names = [one["name"] for one in recorded]
+        mine = {one["name"]: one for one in recorded}
+        examined += len(mine)
+        findings += [(UNKNOWN, f"arm {arm.name}: {name} is not recorded") for name in CONTROLS if name not in names]
+        findings += [(FAIL, f"arm {arm.name}: {name} is recorded again") for name in mine if names.count(name) > 1]
+        findings += [
+            (UNKNOWN, f"arm {arm.name}: {one['name']} is on and has no hash")
+            for one in recorded
+            if one["on"] and one["sha256"] is None
+        ]
+        if "repair" in mine and mine["repair"]["on"] != (planned.get(arm.name) is not None):
+            findings.append((FAIL, f"arm {arm.name}: the repair is not as planned"))
+        findings += profile(arm, mine.get("tuner-profile"))
+        if not theirs:
+            theirs = mine
+        for name in sorted((theirs.keys() & mine.keys()) - {"repair"}):
+            same = (theirs[name]["on"], theirs[name]["sha256"]) == (mine[name]["on"], mine[name]["sha256"])
+            if not same and "controls" not in declared and f"controls.{name}" not in declared:
+                findings.append((FAIL, f"arm {arm.name}: {name} is another than in the first arm"))
+    return conclude(check, findings, examined, f"{examined} controls")
+
+
+def profile(arm: Arm, one: Any) -> Iterator[Finding]:
+    """A tuner profile in force: FlashInfer does not tune, and every rank ran what was recorded."""
+    if one is None or not one["on"]:
+        return
+    tunes = arm.engine["settings"].get(AUTOTUNE)
+    if tunes is not False:
+        yield (FAIL if tunes is True else UNKNOWN), f"arm {arm.name}: a profile is in force, {AUTOTUNE} is {tunes!r}"
+    for rank in range(arm.engine["tensor_parallel"] * arm.engine["pipeline_parallel"]):
+        there = [seen.rec for seen in arm.all["kernels_selected"] if seen.rec["rank"] == rank]
+        if not there:
+            yield UNKNOWN, f"arm {arm.name}: rank {rank} does not say which kernels it ran with"
+        for rec in there:
+            if rec["mode"] != "pin" or rec["profile_sha256"] != one["sha256"]:
+                yield FAIL, f"arm {arm.name}: rank {rank} ran under another profile"
+            if rec["violations"] or rec["benchmarks"]:
+                yield FAIL, f"arm {arm.name}: rank {rank} ran or measured what is not in the profile"
+            if not rec["selections"]:
+                yield UNKNOWN, f"arm {arm.name}: no autotuned kernel ran on rank {rank}"
+
+
+def topology(question: Question) -> Result:
+    """Every arm is one engine of its own: no replicas, all ranks there, prefill and decode in the same one."""
+    check, findings, processes = "topology", list[Finding](), dict[str, Arm]()
+    if unrecorded(question):
+        return conclude(check, [(NOT_EXERCISED, "no arm records what it would take")], 0, "")
+    for arm in question.arms.values():
+        engine, size = arm.engine, arm.engine["tensor_parallel"] * arm.engine["pipeline_parallel"]
+        if len(arm.all["engine_started"]) > 1 or engine["data_parallel"] != 1:
+            findings.append((FAIL, f"arm {arm.name}: more than one engine"))
+        if engine["connector"] is not None:
+            findings += [
+                (UNKNOWN, f"arm {arm.name}: rank {rank} of {size} registered no cache")
+                for rank in sorted({*range(size)} - arm.ranks.keys())
+            ]
+            findings += [
+                (FAIL, f"arm {arm.name}: rank {rank} is one of {rec['world_size']}, the engine has {size}")
+                for rank, rec in arm.ranks.items()
+                if rec["world_size"] != size or rank >= size
+            ]
+        role, due = engine["settings"].get(ROLE), None if engine["connector"] is None else "kv_both"
+        if role != due:
+            findings.append((UNKNOWN if role is None else FAIL, f"arm {arm.name}: {ROLE} is {role!r}"))
+        if arm.source is None:
+            if not engine["process"]:
+                findings.append((UNKNOWN, f"arm {arm.name}: its engine does not name its process"))
+            elif processes.setdefault(engine["process"], arm) is not arm:
+                findings.append((FAIL, f"arm {arm.name} ran in the engine process of another arm"))
+    return conclude(check, findings, len(question.arms), f"{len(question.arms)} arms")
+
+
+def environment(question: Question) -> Result:
+    """Every rank says once, before the first operation, what it stands on; the same in all arms."""
+    check, findings, examined = "environment", list[Finding](), 0
+    arms, first = list(question.arms.values()), dict[int, dict[str, str]]()
+    if not any(arm.all["environment_observed"] for arm in arms):
+        return conclude(check, [(NOT_EXERCISED, "no arm records what its processes stand on")], 0, "")
+    declared = question.plan["differing_settings"]
+    for arm in arms:
+        seens = arm.all["environment_observed"]
+        said = [seen.rec["rank"] for seen in seens]
+        examined += len(set(said))
+        for rank in range(arm.engine["tensor_parallel"] * arm.engine["pipeline_parallel"]):
+            if said.count(rank) != 1:
+                findings.append((UNKNOWN, f"arm {arm.name}: rank {rank} was observed {said.count(rank)} times"))
+        begins = min((seen.t for seen in arm.all["operation_started"]), default=None)
+        if begins is not None and any(seen.t > begins for seen in seens):
+            findings.append((UNKNOWN, f"arm {arm.name}: observed after the first operation had begun"))
+        for rank, seen in {one.rec["rank"]: one for one in seens}.items():
+            mine = stands_on(seen.rec)
+            was = first.setdefault(rank, mine)
+            for name in sorted(was.keys() | mine.keys()):
+                if was.get(name) != mine.get(name) and not {"environment", f"environment.{name}"} & {*declared}:
+                    findings.append((FAIL, f"arm {arm.name}: rank {rank}: {name} is another than in the first arm"))
+    return conclude(check, findings, examined, f"{examined} ranks")
+
+
+def stands_on(rec: dict[str, Any]) -> dict[str, str]:
+    """What could make two processes compute differently; another card of one kind could not."""
+    found = {"device": rec["device"], "driver": rec["driver"] or "none"}
+    found.update({f"{part}.{name}": value for part in ("variables", "backends") for name, value in rec[part].items()})
+    found.update({f"patched.{one['distribution']}/{one['path']}": one["sha256"] or "gone" for one in rec["patched"]})
+    return found
+
+
+def storages(question: Question) -> Result:
+    """Named parameters and buffers are the same in all arms, and at the end as at the start."""
+    check, findings, examined = "storages", list[Finding](), 0
+    arms, first = list(question.arms.values()), dict[int, dict[str, Any]]()
+    if not any(arm.all["storages_digested"] for arm in arms):
+        return conclude(check, [(NOT_EXERCISED, "no arm records its parameters and buffers")], 0, "")
+    for arm in arms:
+        taken = {(seen.rec["rank"], seen.rec["moment"]): seen.rec for seen in arm.all["storages_digested"]}
+        for rank in range(arm.engine["tensor_parallel"] * arm.engine["pipeline_parallel"]):
+            findings += [
+                (UNKNOWN, f"arm {arm.name}: rank {rank} digested nothing at its {moment}")
+                for moment in ("start", "end")
+                if (rank, moment) not in taken or not taken[rank, moment]["rows"]
+            ]
+        for (rank, moment), rec in taken.items():
+            examined += len(rec["rows"])
+            if moment == "end" and (rank, "start") in taken:
+                findings += tensors(taken[rank, "start"], rec, f"arm {arm.name}: rank {rank} since its start")
+            if moment == "start":
+                findings += tensors(first.setdefault(rank, rec), rec, f"arm {arm.name}: rank {rank}")
+    return conclude(check, findings, examined, f"{examined} tensors")
+
+
+def tensors(was: dict[str, Any], now: dict[str, Any], what: str) -> Iterator[Finding]:
+    if was["digest"] != now["digest"]:
+        yield UNKNOWN, f"{what}: digests of two algorithms"
+        return
+    ours, theirs = ({row[0]: row for row in side["rows"]} for side in (was, now))
+    differing = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    if differing:
+        yield FAIL, f"{what}: {len(differing)} parameters and buffers differ, the first is {differing[0]}"
+
+
+def reference(question: Question) -> Result:
+    """A recorded arm was sealed before the attempt that names it, and no live arm began before that."""
+    check, findings, attempt = "reference", list[Finding](), None
+    recorded = [arm for arm in question.arms.values() if arm.source is not None]
+    if not recorded:
+        return conclude(check, [(NOT_EXERCISED, "all arms ran live")], 0, "")
+    attempt = question.attempt
+    for arm in question.arms.values():
+        if arm.source is not None:
+            times = [time if time and TIME.fullmatch(time) else None for time in (arm.sealed, attempt.opened)]
+            if times[0] is None or times[1] is None or times[0] > times[1]:
+                findings.append((UNKNOWN, f"arm {arm.name}: sealed {arm.sealed}, the attempt began {attempt.opened}"))
+        else:
+            begun = [seen.t for kind in ("engine_started", "operation_started") for seen in arm.all[kind]]
+            if min(begun, default=attempt.t) < attempt.t:
+                findings.append((FAIL, f"arm {arm.name} had begun before the attempt named its reference"))
+    return conclude(check, findings, len(recorded), f"{len(recorded)} recorded arms")
+
+
+def dated(data: bytes | None) -> str | None:
+    """The time in a seal; None: there is none to read."""
+    try:
+        seal = parse(data) if data is not None else None
+    except (ValueError, RecursionError):
+        return None
+    return str(seal["wall_time"]) if seal is not None and IS_SEAL(seal) else None
+
+
 # --- beside the engine ----------------------------------------------------------------------------
 
 
@@ -1993,7 +2259,7 @@ def services(question: Question) -> Result:
     findings, examined = list[Finding](), 0
     for arm in question.arms.values():
         plan, starts, ends = planned.get(arm.name), arm.all["service_started"], arm.all["service_stopped"]
-        if starts or ends or (plan and plan["connector"] == "lmcache"):
+        if starts or ends or (plan and plan["connector"] in SERVED):
             examined += 1
             findings += served(f"arm {arm.name}", plan, starts, ends)
             findings += around(f"arm {arm.name}", arm, starts, ends)
@@ -2006,7 +2272,7 @@ def services(question: Question) -> Result:
 
 
 def served(name: str, plan: dict[str, Any] | None, starts: list[Seen], ends: list[Seen]) -> Iterator[Finding]:
-    if plan is None or plan["connector"] != "lmcache":
+    if plan is None or plan["connector"] not in SERVED:
         yield FAIL, f"{name}: a server is recorded, and none is planned"
         return
     for what, records in (("start", starts), ("end", ends)):
@@ -2230,6 +2496,11 @@ COVERED: dict[str, Callable[[Question], Result]] = {
     "coverage": coverage,
     "plan-identity": plan_identity,
     "settings": settings,
+    "controls": controls,
+    "topology": topology,
+    "environment": environment,
+    "storages": storages,
+    "reference": reference,
     "geometry": geometry,
     "paired-equality": paired_equality,
     "reload-equality": reload_equality,
@@ -2263,14 +2534,24 @@ ANALYZERS = {
         "save-completion",
         "prefix-identity",
     ),
+    "boundary-snapshot-v1": (
+        *RELOADS,
+        "layout",
+        "page-bytes",
+        "page-coverage",
+        "save-completion",
+        "prefix-identity",
+    ),
     "local-hit-v1": (*COMMON, "block-size", "local-equality", "local-hits"),
 }
 """The checks that decide under each analyzer, whatever the plan requires."""
 REPEATED = ("repetitions", "repetition-equality")
+RECORDED = ("controls", "topology", "environment", "storages", "reference")
 CONDITIONAL = {
-    "boundary-v1": ("controls-equal", "intervention", "services", *REPEATED),
-    "boundary-instrumented-v1": ("controls-equal", "intervention", "services", *REPEATED),
-    "local-hit-v1": REPEATED,
+    "boundary-v1": ("controls-equal", "intervention", "services", *REPEATED, *RECORDED),
+    "boundary-instrumented-v1": ("controls-equal", "intervention", "services", *REPEATED, *RECORDED),
+    "boundary-snapshot-v1": ("controls-equal", "intervention", "services", *REPEATED, *RECORDED),
+    "local-hit-v1": (*REPEATED, *RECORDED),
 }
 """Those that decide only where their question comes up."""
 
