@@ -13,6 +13,7 @@ import pytest
 from samestate.engines.inquiry import Answer, Inquiry, Refused
 from samestate.lab.doctor import Request, examine
 from samestate.lab.doctor_report import Finding, Report
+from samestate.lab.obstacles import OURS, SOUND_HASHES
 from samestate.models.cache_shape import Pages
 from samestate.models.fields import ConfigError
 
@@ -276,6 +277,14 @@ def test_a_tier_too_small_for_one_prefix() -> None:
     assert states(fits)["external-tier"] == "ok"
 
 
+@pytest.mark.regression
+def test_a_model_of_states_alone_holds_a_prefix_of_any_length() -> None:
+    state = Pages("recurrent", 4, 1792, 917_504, 70_144, group=0)
+    held = asked(*SAID, external_cache_bytes=4 * 917_504, reply=answer(pages=[state])).tier
+    assert held is not None
+    assert (held.prefixes, held.longest_prefix) == (1, None)
+
+
 def test_a_tier_counts_all_ranks() -> None:
     one, two = (calculated("glm-5.3-flash", tensor_parallel=ranks).tier for ranks in (1, 2))
     assert one is not None
@@ -333,13 +342,34 @@ def test_which_connectors_can_carry_it() -> None:
         "native": "yes",
         "dictionary": "yes",
         "lmcache": "yes",
+        **dict.fromkeys(OURS, "yes"),
         "NixlConnector": "unknown",
         "ExampleConnector": "no",
     }
     glm = {fit.connector: fit.can for fit in calculated("glm-5.3-flash").connectors}
-    assert glm == {"native": "yes", "dictionary": "unknown", "lmcache": "unknown"}
+    assert glm == {"native": "yes", "dictionary": "unknown", "lmcache": "unknown", **dict.fromkeys(OURS, "unknown")}
     pipeline = calculated("qwen3-next-80b-a3b", "-pp", "2")
     assert {fit.connector: fit.can for fit in pipeline.connectors}["dictionary"] == "no"
+
+
+def test_our_stores_refuse_keys_that_can_be_made_to_collide() -> None:
+    weak = asked(*SAID, "--prefix-caching-hash-algo", "xxhash", connector="samestate-disk")
+    assert (states(weak)["keys"], weak.exit_code) == ("wrong", 1)
+    assert {fit.connector: fit.can for fit in weak.connectors if fit.connector in OURS} == {
+        "samestate-memory": "yes",
+        "samestate-disk": "no",
+        "samestate-valkey": "no",
+        "samestate-object": "no",
+    }
+    sound = asked(*SAID, "--prefix-caching-hash-algo", "sha256_cbor", connector="samestate-disk")
+    assert states(sound)["keys"] == "ok"
+    assert "keys" not in states(asked(*SAID, "--prefix-caching-hash-algo", "xxhash", connector="native"))
+    assert states(asked(*SAID, "--prefix-caching-hash-algo", "xxhash", connector="samestate-memory"))["keys"] == "ok"
+
+
+def test_our_stores_take_the_keys_that_the_cache_takes() -> None:
+    identity = pytest.importorskip("samestate.cache.identity")
+    assert set(SOUND_HASHES) == set(identity.SOUND_HASHES)
 
 
 def test_a_connector_that_a_release_was_seen_to_fail_with_cannot() -> None:

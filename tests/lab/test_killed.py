@@ -99,6 +99,8 @@ def says_no_pass(out: Path) -> None:
 # --- from outside ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.deep
 def test_killed_while_it_starts_and_while_its_archive_grows(sim: list[object], tmp_path: Path) -> None:
     whole = start(tmp_path / "whole", "boundary", *sim)
     began = time.monotonic()

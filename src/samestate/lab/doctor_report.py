@@ -36,8 +36,8 @@ class Tier(msgspec.Struct, frozen=True):
     """The same without padding: what a connector that knows the pages moves."""
     prefixes: int
     """Of C tokens each, in whole pages."""
-    longest_prefix: int
-    """Tokens of the longest single prefix, in whole pages, with one state."""
+    longest_prefix: int | None
+    """Tokens of the longest single prefix, in whole pages, with one state; None: states alone are kept."""
 
 
 class Fit(msgspec.Struct, frozen=True):

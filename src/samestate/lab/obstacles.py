@@ -10,25 +10,32 @@ from samestate.models.cache_shape import Pages
 
 UPSTREAM_CHUNK = 256
 """LMCache's default chunk_size (lmcache/v1/multiprocess/config.py of 0.5.6)."""
+OURS = ("samestate-memory", "samestate-disk", "samestate-valkey", "samestate-object")
+"""Connectors of samestate's own cache."""
+CONNECTORS = ("native", "dictionary", "lmcache", *OURS)
+SOUND_HASHES = ("sha256", "sha256_cbor")
+"""Whose keys our stores take (`samestate.cache.identity`)."""
 RESET = "block-size-reset"
 """The fault in the data of releases that vLLM itself was asked about."""
 
 
 def findings(case: Case) -> list[Finding]:
     """What all rules say, in the order in which it matters."""
-    rules = (_caching, _context, _drafts, _reset, _chunk_size, _tier, _steps, _state_type)
+    rules = (_caching, _context, _drafts, _reset, _chunk_size, _keys, _tier, _steps, _state_type)
     found = [finding for rule in rules for finding in rule(case)]
     return found + [finding for name, fault in case.faults for finding in _known(case, name, fault)]
 
 
 def tier(case: Case) -> Tier | None:
-    """What fits into the external tier; None where C is not known."""
+    """What fits into the external tier; None where C is not known, or nothing is kept."""
     if case.interval is None or not case.prefix_caching:
         return None
     positional = [pages for pages in case.pages if pages.in_prefix and pages.kind != "recurrent"]
     states = [pages for pages in case.pages if pages.kind == "recurrent"]
     grow = sum(_blocks(pages, case.interval) * pages.layers * pages.page_bytes for pages in positional) * case.ranks
     fixed = sum(pages.layers * pages.page_bytes for pages in states) * case.ranks
+    if not grow + fixed:
+        return None
     moved = sum(_blocks(pages, case.interval) * pages.layers * pages.effective_bytes for pages in positional)
     moved += sum(pages.layers * pages.effective_bytes for pages in states)
     size = case.external_cache_bytes
@@ -37,7 +44,7 @@ def tier(case: Case) -> Tier | None:
         prefix_bytes=grow + fixed,
         moved_bytes=moved * case.ranks,
         prefixes=size // (grow + fixed),
-        longest_prefix=max(0, size - fixed) // grow * case.interval,
+        longest_prefix=max(0, size - fixed) // grow * case.interval if grow else None,
     )
 
 
@@ -141,6 +148,27 @@ def _chunk_size(case: Case) -> Iterator[Finding]:
     )
 
 
+def _keys(case: Case) -> Iterator[Finding]:
+    if case.connector not in OURS or not case.prefix_caching:
+        return
+    if _unsound(case, case.connector):
+        yield Finding(
+            "keys",
+            "wrong",
+            f"keys by {case.serving.hash_algorithm} can be made to collide, and a store keeps pages for others: "
+            "the connector refuses to start",
+            "--prefix-caching-hash-algo sha256, or leave it out",
+        )
+    else:
+        yield Finding("keys", "ok", "the connector takes them")
+
+
+def _unsound(case: Case, connector: str) -> bool:
+    """Whether our cache refuses the keys. Its memory alone takes any: nobody else finds what lies there."""
+    algorithm = case.serving.hash_algorithm
+    return connector != "samestate-memory" and algorithm is not None and algorithm not in SOUND_HASHES
+
+
 def _tier(case: Case) -> Iterator[Finding]:
     held = tier(case)
     if held is None:
@@ -213,10 +241,11 @@ def _known(case: Case, name: str, fault: KnownFault) -> Iterator[Finding]:
 def fits(case: Case) -> list[Fit]:
     """Which connectors can carry this model there."""
     if not case.prefix_caching:
-        return [Fit(name, "no", "prefix caching is off") for name in ("native", "dictionary", "lmcache")]
+        return [Fit(name, "no", "prefix caching is off") for name in CONNECTORS]
     if case.interval is None:
-        return [Fit(name, "unknown", "the cache's shape is unknown") for name in ("native", "dictionary", "lmcache")]
-    return [_native(case), _dictionary(case), _lmcache(case), *_vllms_own(case)]
+        return [Fit(name, "unknown", "the cache's shape is unknown") for name in CONNECTORS]
+    ours = [_ours(case, name) for name in OURS]
+    return [_native(case), _dictionary(case), _lmcache(case), *ours, *_vllms_own(case)]
 
 
 def _native(case: Case) -> Fit:
@@ -243,6 +272,19 @@ def _lmcache(case: Case) -> Fit:
         "unknown",
         f"{step}; not seen to work on {case.platform} yet: its kernels must load beside your torch",
     )
+
+
+def _ours(case: Case, name: str) -> Fit:
+    rings = sorted({pages.kind for pages in case.pages} - {"attention", "recurrent"})
+    if _unsound(case, name):
+        return Fit(name, "no", "refuses keys that can be made to collide: --prefix-caching-hash-algo sha256")
+    if rings:
+        return Fit(name, "unknown", f"never run with layers of kind {', '.join(rings)}")
+    if case.serving.pipeline_parallel > 1 or case.serving.decode_context_parallel > 1:
+        return Fit(name, "unknown", "never run with pipeline or decode context parallelism")
+    if case.platform != "cpu":
+        return Fit(name, "unknown", f"copies are vLLM's own worker's; not seen to work on {case.platform} yet")
+    return Fit(name, "yes", "families of pages and state; samestate.cache.connector")
 
 
 def _vllms_own(case: Case) -> list[Fit]:

@@ -7,14 +7,16 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from samestate.engines.base import Ask, Engine, EngineError
+from samestate.engines.base import Ask, Engine, EngineError, Timing
 from samestate.evidence.canonical import sha256_hex
+from samestate.evidence.latency_records import HostSampled, RequestTimed, StreamEvent
 from samestate.evidence.records import CacheReset, CountersRead, OperationEnded, OperationOutput, OperationStarted
 from samestate.evidence.stream import StreamWriter
 from samestate.lab.turns import Turns
 from samestate.plans.model import Plan
 from samestate.plans.operations import Case, PlannedOperation
 
+When = Literal["before", "after"]
 Done = Callable[[str], None]
 """Told the id of every operation that is over."""
 
@@ -27,6 +29,7 @@ class _Step(NamedTuple):
 class Operator:
     """Drives one engine through its arm's cases and writes the client's stream.
 
+    `host`: samples the host around every operation; None: it cannot be.
     `armed`: by operation, the fault that must be armed in the running engine when it begins; none for the others.
     Raises `EngineError` when the engine fails, the operation's end then says so.
     """
@@ -38,12 +41,14 @@ class Operator:
         engine: Engine,
         client: StreamWriter,
         armed: Mapping[str, str | None] = MappingProxyType({}),
+        host: Callable[[str, When], HostSampled | None] = lambda op, when: None,
     ) -> None:
         self._plan = plan
         self._turns = turns
         self._engine = engine
         self._client = client
         self._armed_at = armed
+        self._host = host
         self._armed: str | None = None
 
     def perform(self, cases: list[Case], done: Done) -> None:
@@ -51,6 +56,7 @@ class Operator:
         for steps in _units(cases):
             self._arm(self._armed_at.get(steps[0].op.op))
             self._read_counters(steps, "before")
+            self._sample(steps, "before")
             for step in steps:
                 self._start(step)
             try:
@@ -62,6 +68,7 @@ class Operator:
                 self._end(steps, " ".join(str(error).split()))
                 raise
             self._end(steps, None)
+            self._sample(steps, "after")
             self._read_counters(steps, "after")
             for step in steps:
                 done(step.op.op)
@@ -110,17 +117,39 @@ class Operator:
                     cached_tokens=answer.cached_tokens,
                 )
             )
+            if answer.timing is not None:
+                self._client.append(request_timed(step.op.op, answer.request, answer.timing))
 
     def _end(self, steps: list[_Step], error: str | None) -> None:
         for step in steps:
             self._client.append(OperationEnded(op=step.op.op, ok=error is None, error=error))
         self._client.flush()
 
-    def _read_counters(self, steps: list[_Step], when: Literal["before", "after"]) -> None:
+    def _sample(self, steps: list[_Step], when: When) -> None:
+        for step in steps:
+            sampled = self._host(step.op.op, when)
+            if sampled is not None:
+                self._client.append(sampled)
+
+    def _read_counters(self, steps: list[_Step], when: When) -> None:
         values, missing = self._engine.counters()
         for step in steps:
             self._client.append(CountersRead(op=step.op.op, when=when, values=values, missing=missing))
         self._client.flush()
+
+
+def request_timed(op: str, request: str, timing: Timing) -> RequestTimed:
+    """The record of what a client measured of `op`."""
+    return RequestTimed(
+        op=op,
+        request=request,
+        peer=timing.peer,
+        concurrency=timing.concurrency,
+        attempts=timing.attempts,
+        began_ns=timing.began_ns,
+        done_ns=timing.done_ns,
+        events=[StreamEvent(at_ns=at_ns, tokens=tokens) for at_ns, tokens in timing.events],
+    )
 
 
 def _units(cases: list[Case]) -> Iterator[list[_Step]]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from samestate.evidence.canonical import canonical_json, token_digest
 from samestate.lab.errors import RunError
 from samestate.models.templates import TEMPLATES, own_text, render
+from samestate.plans.latency import trials
 from samestate.plans.load import PlanError, plan_sha256
 from samestate.plans.model import InputIdentity, ModelIdentity, Plan, ResolvedPlan
 from samestate.plans.operations import Case, PlannedInput, cases, operation_ids, planned_inputs, shared_lengths
@@ -59,6 +60,8 @@ def require_room(plan: Plan, c: int, max_model_len: int) -> None:
 
 def _said(plan: Plan) -> list[tuple[str, str]]:
     """Every length as the plan says it, and where."""
+    if plan.latency is not None:
+        return [(f"lengths[{trial.length}]", plan.lengths[trial.length]) for trial in trials(plan)]
     said = [(f"prompts[{index}]", prompt.tokens) for index, prompt in enumerate(plan.prompts)]
     said += [(f"lengths[{index}]", length) for index, length in enumerate(plan.lengths)]
     for index, series in enumerate(plan.series):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,21 +13,27 @@ from typing import NamedTuple, Protocol
 
 import samestate
 from samestate.engines.base import Engine, EngineError, EngineSpec
-from samestate.engines.services import ServiceError
+from samestate.engines.server import ServedEngine
 from samestate.evidence.archive import ArchiveError, ArchiveWriter
 from samestate.evidence.records import (
     AttemptEnded,
     AttemptStarted,
     ContactLevel,
     ContactReached,
+    EngineKilled,
     EngineStarted,
     Outcome,
     PlanResolved,
 )
 from samestate.evidence.stream import StreamWriter
 from samestate.lab.control import SealedControl, open_control, require_same_model
+from samestate.lab.endings import disk_error, explain, one_line
 from samestate.lab.errors import RunError
+from samestate.lab.gates import RunGate, no_gates
+from samestate.lab.host import sample
+from samestate.lab.latency_turns import take_turns
 from samestate.lab.ledger import Ledger
+from samestate.lab.markers import MakeServer, MarkerRun, Means
 from samestate.lab.operate import Operator
 from samestate.lab.resolve import Resolution, planned_cases, require_room, resolve
 from samestate.lab.services import MakeService, Services, no_service
@@ -36,17 +41,13 @@ from samestate.lab.source import source_commit, source_sha256
 from samestate.lab.turns import Turns
 from samestate.models.catalogue import ModelError, identity
 from samestate.plans.load import CONTROL, plan_json
-from samestate.plans.model import ArmPlan, Plan
-from samestate.plans.operations import workload
+from samestate.plans.model import ArmPlan, MarkerPlan, Plan
 from samestate.plans.repetitions import repeated_arms
 
 __all__ = ["REFERENCE_ARM", "Progress", "RunError", "RunRequest", "RunResult", "run_plan"]
 
 REFERENCE_ARM = "reference-control"
 """Name under which another archive's control is imported beside a live one."""
-
-BYTES_PER_OUTPUT_TOKEN = 1024
-"""What an output token costs in an archive, at most: its schedule records of two sources."""
 
 
 class RunRequest(NamedTuple):
@@ -75,6 +76,10 @@ class RunRequest(NamedTuple):
     """Where the attempt is spent before first contact; None: nobody counts."""
     engine: str | None = None
     """What `EngineStarted` will name; a control that ran on another is refused. None: not known beforehand."""
+    make_server: MakeServer = ServedEngine
+    """Makes the server of an arm whose plan asks over an API."""
+    run_gate: RunGate = no_gates
+    """Runs the gates of a marker plan."""
     armed: Mapping[str, str | None] = MappingProxyType({})
     """Faults to arm while the engine runs: by operation, which one it must find armed; no other operation finds any."""
 
@@ -110,7 +115,9 @@ def run_plan(request: RunRequest, progress: Progress) -> RunResult:
     try:
         archive = ArchiveWriter.create(request.out, plan_json(request.plan))
     except (ArchiveError, OSError) as error:
-        refusal = RunError(str(error)) if isinstance(error, ArchiveError) else _disk_error(error, request)
+        refusal = (
+            RunError(str(error)) if isinstance(error, ArchiveError) else disk_error(error, request.plan, request.out)
+        )
         _conclude(request, number, Outcome.EXCLUDED, str(refusal), None)
         raise refusal from error
     attempt = _Attempt(request, archive, progress, control, number or 1)
@@ -119,12 +126,12 @@ def run_plan(request: RunRequest, progress: Progress) -> RunResult:
         with attempt.timed("seal"):
             seal = _seal(archive)
     except BaseException as error:
-        outcome, cause = _explain(error, request, entered=attempt.entered)
+        outcome, cause = explain(error, request.plan, request.out, entered=attempt.entered)
         with suppress(OSError, ValueError):
-            archive.attempts.append(AttemptEnded(outcome=outcome, reason=_one_line(cause)))
+            archive.attempts.append(AttemptEnded(outcome=outcome, reason=one_line(cause)))
         with suppress(OSError):
             archive.abandon()
-        _conclude(request, number, outcome, _one_line(cause), None)
+        _conclude(request, number, outcome, one_line(cause), None)
         if cause is error:
             raise
         raise cause from error
@@ -161,7 +168,10 @@ def _check(request: RunRequest) -> SealedControl | None:
         raise RunError(f"release: the plan is for {released[0]}, and no folder with that release was given")
     if request.control and request.reference:
         raise RunError("--control and --reference: with --control no live control is left to compare; give one")
-    if request.fault and all(arm.connector == "none" for arm in request.plan.arms):
+    if request.plan.markers is not None and (request.control or request.reference):
+        raise RunError(f"--control and --reference: plan {request.plan.name} compares no arms; leave them out")
+    connected = request.plan.markers is not None or any(arm.connector != "none" for arm in request.plan.arms)
+    if request.fault and not connected:
         raise RunError(f"--fault: plan {request.plan.name} has no arm with a connector, where faults act; leave it out")
     source = request.control or request.reference
     if source is None:
@@ -215,14 +225,40 @@ class _Attempt:
 
     def run(self) -> None:
         self._begin()
+        if self._plan.markers is not None:
+            self._run_markers(self._plan.markers)
+        else:
+            self._run_arms()
+        self._archive.attempts.append(AttemptEnded(outcome=Outcome.COMPLETED, reason=None))
+
+    def _run_markers(self, markers: MarkerPlan) -> None:
+        request = self._request
+        means = Means(
+            plan=self._plan,
+            markers=markers,
+            model=request.model,
+            identity=self._model,
+            make_engine=request.make_engine,
+            make_server=request.make_server,
+            run_gate=request.run_gate,
+            fault=request.fault,
+            timed=self.timed,
+            reach=self._reach,
+            report=self._progress,
+        )
+        MarkerRun(means, self._archive).run()
+
+    def _run_arms(self) -> None:
         with ExitStack() as closing:
             self._services = self._make_services(closing)
             engines = [self._request.make_engine(self._spec(arm)) for arm in self._live]
             for engine in engines:
                 closing.callback(_close_quietly, engine)
+            if self._plan.latency is not None and self._plan.latency.interleaved:
+                self._run_in_turns(engines)
+                return
             for arm, engine, following in zip(self._live, engines, [*engines[1:], None], strict=True):
                 self._run_arm(arm, engine, following)
-        self._archive.attempts.append(AttemptEnded(outcome=Outcome.COMPLETED, reason=None))
 
     def _make_services(self, closing: ExitStack) -> Services:
         data = Path(closing.enter_context(TemporaryDirectory(prefix="samestate-")))
@@ -305,23 +341,57 @@ class _Attempt:
         """Start, operate and close one engine, its service around it; the next one may warm up meanwhile."""
         client = StreamWriter(self._archive.arm_dir(arm.name) / "client.jsonl", arm.name, "client")
         try:
-            with self.timed(f"{arm.name}: start"):
-                self._reach(ContactLevel.HOST)
-                self._services.begin(arm, self._interval(), client)
-                started = engine.start()
-                self._reach(ContactLevel.MODEL)
-                resolution = self._resolve(engine, started)
-            if following is not None:
+            resolution = self._begin_arm(arm, engine, client)
+            if following is not None and self._plan.latency is None:  # it would work beside what is timed
                 following.prepare()
-            client.append(PlanResolved(resolved_sha256=self._resolved_sha256))
             with self.timed(f"{arm.name}: operations"):
                 self._operate(arm, engine, client, resolution)
-            with self.timed(f"{arm.name}: stop"):
-                alive = self._services.alive(arm)
-                engine.close()
-                self._services.end(arm, alive=alive, client=client)
+            self._end_arm(arm, engine, client)
         finally:
             client.close()
+
+    def _begin_arm(self, arm: ArmPlan, engine: Engine, client: StreamWriter) -> Resolution:
+        """Start its service and its engine, and say which resolved plan it runs."""
+        with self.timed(f"{arm.name}: start"):
+            self._reach(ContactLevel.HOST)
+            self._services.begin(arm, self._interval(), client)
+            started = engine.start()
+            self._reach(ContactLevel.MODEL)
+            resolution = self._resolve(engine, started)
+        client.append(PlanResolved(resolved_sha256=self._resolved_sha256))
+        return resolution
+
+    def _end_arm(self, arm: ArmPlan, engine: Engine, client: StreamWriter) -> None:
+        with self.timed(f"{arm.name}: stop"):
+            alive = self._services.alive(arm)
+            self._end(arm, engine, client)
+            self._services.end(arm, alive=alive, client=client)
+
+    def _run_in_turns(self, engines: list[Engine]) -> None:
+        """All engines at once, of which one at a time has a trial to make."""
+        with ExitStack() as streams:
+            operators: dict[str, Operator] = {}
+            clients: list[StreamWriter] = []
+            for arm, engine in zip(self._live, engines, strict=True):
+                client = StreamWriter(self._archive.arm_dir(arm.name) / "client.jsonl", arm.name, "client")
+                streams.callback(client.close)
+                resolution = self._begin_arm(arm, engine, client)
+                operators[arm.name] = Operator(self._plan, self._turns, engine, client, host=sample)
+                clients.append(client)
+            with self.timed("operations"):
+                self._reach(ContactLevel.REQUEST)
+                for arm_name, op, done, total in take_turns(self._plan, resolution, operators):
+                    self._services.require_alive(next(arm for arm in self._live if arm.name == arm_name))
+                    self._progress.operation(arm_name, done, total, op)
+                self._write_inputs()
+            for arm, engine, client in zip(self._live, engines, clients, strict=True):
+                self._end_arm(arm, engine, client)
+
+    def _end(self, arm: ArmPlan, engine: Engine, client: StreamWriter) -> None:
+        if arm.ended == "killed":
+            killed = engine.kill()
+            client.append(EngineKilled(process=killed.process, processes=killed.processes))
+        engine.close()
 
     @property
     def _lent(self) -> Resolution | None:
@@ -353,7 +423,8 @@ class _Attempt:
         planned = planned_cases(self._plan, resolution.resolved.checkpoint_interval, arm.name)
         total, done = sum(len(case.operations) for case in planned), count(1)
         self._reach(ContactLevel.REQUEST)
-        operator = Operator(self._plan, self._turns, engine, client, self._request.armed)
+        sampled = {"host": sample} if self._plan.latency else {}
+        operator = Operator(self._plan, self._turns, engine, client, self._request.armed, **sampled)
 
         def over(op: str) -> None:
             self._services.require_alive(arm)
@@ -381,39 +452,3 @@ def _close_quietly(engine: Engine) -> None:
     """Close after a failure: what went wrong first is what the user must read."""
     with suppress(EngineError):
         engine.close()
-
-
-def _explain(error: BaseException, request: RunRequest, *, entered: bool) -> tuple[Outcome, BaseException]:
-    """How the attempt ended, and the exception that says so to the caller."""
-    match error:
-        case KeyboardInterrupt():
-            return Outcome.INTERRUPTED, error
-        case RunError():
-            # The lab's own refusals come before the first request: nothing entered the sample.
-            return Outcome.EXCLUDED, error
-        case EngineError() | ServiceError():
-            return Outcome.FAILED if entered else Outcome.EXCLUDED, RunError(str(error), error.log_tail)
-        case ArchiveError():
-            return Outcome.FAILED, RunError(str(error))
-        case OSError():
-            return Outcome.FAILED, _disk_error(error, request)
-        case _:
-            return Outcome.FAILED, error
-
-
-def _disk_error(error: OSError, request: RunRequest) -> RunError:
-    what = error.strerror or str(error)
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return RunError(f"{error.filename or request.out}: {what}; check the path and its permissions")
-    plan = request.plan
-    work = workload(plan)
-    output_tokens = work.output_tokens * (1 if plan.scenario else work.engine_starts)
-    megabytes = 1 + output_tokens * BYTES_PER_OUTPUT_TOKEN // 10**6
-    return RunError(f"{request.out}: {what}; the archive needs about {megabytes} MB: make room or choose another --out")
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return "stopped by the user"
-    text = " ".join(str(error).split())
-    return text if isinstance(error, RunError | EngineError | ServiceError) else f"{type(error).__name__}: {text}"

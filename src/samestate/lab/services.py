@@ -9,19 +9,21 @@ from pathlib import Path
 import msgspec
 
 from samestate.engines.services import Service, ServiceError, ServiceSpec
-from samestate.evidence.records import Scalar, ServiceStopped
+from samestate.evidence.records import Scalar, ServiceStarted, ServiceStopped
 from samestate.evidence.stream import StreamWriter
 from samestate.lab.errors import RunError
 from samestate.plans.model import ArmPlan
 
+NEEDING = ("lmcache", "samestate-disk", "samestate-valkey", "samestate-object")
+"""Connectors that are of no use without what is beside the engine."""
 MakeService = Callable[[ServiceSpec], Service | None]
 """None where the connector has no server."""
 
 
 def no_service(spec: ServiceSpec) -> Service | None:
     """For connectors that need none. Raises `RunError` for one that does."""
-    if spec.connector == "lmcache":
-        raise RunError(f"arm {spec.arm}: connector 'lmcache' needs its server, and this run can start none")
+    if spec.connector in NEEDING:
+        raise RunError(f"arm {spec.arm}: connector {spec.connector!r} needs its server, and this run can start none")
     return None
 
 
@@ -35,6 +37,7 @@ class Services:
         self._by_arm: dict[str, Service] = {}
         self._last_use: dict[int, str] = {}
         self._running: set[int] = set()
+        self._started: dict[int, ServiceStarted] = {}
 
     def plan(self, arm: ArmPlan, packages: Path | None, external_cache_bytes: int) -> None:
         """Make the arm's service, or share that of the arm which it follows; nothing starts yet."""
@@ -74,9 +77,9 @@ class Services:
             self.require_alive(arm)
         else:
             service.stop()
-            self._started = service.start(checkpoint_interval)
+            self._started[id(service)] = service.start(checkpoint_interval)
             self._running.add(id(service))
-        client.append(msgspec.structs.replace(self._started, continues=continues))
+        client.append(msgspec.structs.replace(self._started[id(service)], continues=continues))
 
     def alive(self, arm: ArmPlan) -> bool:
         """Whether the arm's service still answers; True without one."""
@@ -99,7 +102,8 @@ class Services:
         leftovers = 0 if kept else service.stop()
         if not kept:
             self._running.discard(id(service))
-        client.append(ServiceStopped(service=self._started.service, alive=alive, kept=kept, leftovers=leftovers))
+        started = self._started[id(service)]
+        client.append(ServiceStopped(service=started.service, alive=alive, kept=kept, leftovers=leftovers))
 
     def close(self) -> None:
         """Stop whatever still runs, after a failure too."""

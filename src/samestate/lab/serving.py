@@ -52,6 +52,8 @@ class Serving(NamedTuple):
     drafts: int = 0
     drops_block: bool = False
     gdn_prefill: str = "auto"
+    hash_algorithm: str | None = None
+    """Of the keys of blocks."""
     connector: bool = False
     """A transfer configuration is given."""
 
@@ -80,6 +82,7 @@ def read_serve_args(arguments: Sequence[str]) -> Serving:
         drafts=drafts,
         drops_block=any(word in method for word in _BLOCK_DROPPING),
         gdn_prefill=_gdn_prefill(values.get("gdn_prefill_backend")),
+        hash_algorithm=values.get("prefix_caching_hash_algo"),
         connector=any(name.startswith(("kv_transfer_config", "kv_offloading")) for name in _names(arguments)),
     )
     _refuse_contradictions(serving)
