@@ -91,6 +91,8 @@ def bundle(archive: Archive, history: History, judgement: Judgement, op: str, *,
         plan, c = history.plan, history.resolved.checkpoint_interval
     except MissingEvidence as missing:
         raise CaseError(f"{missing}; run again") from None
+    if plan.markers is not None:
+        raise CaseError(f"OP: plan {plan.name} asks probes, of which no bundle is made; send the archive, it is small")
     findings = [(check, finding) for check, finding in _failing(judgement) if _concerns(finding, op, history)]
     # What happened before what it led to.
     findings.sort(key=lambda found: (found[1].verdict is not Verdict.FAIL, found[0].endswith("equality")))

@@ -68,7 +68,8 @@ def _with(about: dict[str, Any]) -> Iterator[str]:
 def _command(about: dict[str, Any]) -> str:
     model = "" if about["model"]["name"] != "external" else " --model CHECKPOINT"
     fault = f" --fault {about['fault_injected']}" if about["fault_injected"] else ""
-    engine = " --engine sim" if any(arm.get("engine") == "sim" for arm in about["arms"].values()) else ""
+    others = {arm.get("engine") for arm in about["arms"].values()} & {"sim", "transformers"}
+    engine = "".join(f" --engine {name}" for name in sorted(others))
     plan = about["plan"]["shipped_as"] or "PLAN.yaml"
     return f"samestate run {plan}{model}{engine}{_connector(about['plan']['connector'])}{fault} --out ARCHIVE"
 

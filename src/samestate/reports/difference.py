@@ -13,7 +13,7 @@ from samestate.checks.analyzers import Judgement
 from samestate.checks.base import CheckResult, Finding
 from samestate.checks.equality import first_difference
 from samestate.checks.history import History
-from samestate.checks.table import CaseRow
+from samestate.checks.table import CaseRow, MarkerRow
 from samestate.reports.words import first_difference_of, number, plain, row_name, short, shown
 
 Outputs = dict[tuple[str, str], list[int]]
@@ -139,8 +139,12 @@ def _row(name: str, a: CaseRow | None, b: CaseRow | None) -> Iterator[Change]:
         yield Change("row", name, *(plain(one.verdict) if one else ABSENT for one in (a, b)))
         return
     for field in CaseRow.model_fields:
-        if field not in _ROW_KEY and getattr(a, field) != getattr(b, field):
+        if field not in (*_ROW_KEY, "marker") and getattr(a, field) != getattr(b, field):
             yield Change("row", f"{name}: {_ROW_NAMES.get(field, field)}", _cell(a, field), _cell(b, field))
+    for field in MarkerRow.model_fields if a.marker or b.marker else ():
+        before, after = (getattr(one.marker, field, None) for one in (a, b))
+        if before != after:
+            yield Change("row", f"{name}: {field.replace('_', ' ')}", _value(before), _value(after))
 
 
 def _cell(row: CaseRow, field: str) -> str:

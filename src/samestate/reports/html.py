@@ -6,18 +6,24 @@ Needs Jinja2 (``samestate[report]``). Large archives are shown in part, and the 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from samestate.checks.base import CheckResult, Finding, Verdict
+from samestate.checks.latency_study import Study
 from samestate.checks.table import CaseRow
 from samestate.evidence.text import printable
 from samestate.plans.repetitions import arm_name
 from samestate.plans.scenarios import CANDIDATE
 from samestate.reports.latency import charts
+from samestate.reports.latency_plot import path_plot
+from samestate.reports.latency_tables import notes, summary, tables
+from samestate.reports.latency_waterfall import Waterfall
+from samestate.reports.latency_waterfall_plot import waterfall_plot
 from samestate.reports.model import Cited, Report, cite
 from samestate.reports.page_map import PageState
 from samestate.reports.timeline import ANSWERED, CaseTimeline, Event, RequestTimeline
@@ -136,6 +142,7 @@ def _render(report: Report, root: Path, base: str | None, limits: Limits) -> str
     return environment.get_template("report.html.j2").render(
         axis=axis,
         charts=drawn_times,
+        **_study(report.judgement.latency, report.latency.waterfalls),
         report=report,
         judgement=report.judgement,
         css=(files("samestate.reports") / "templates" / "report.css").read_text(),
@@ -160,6 +167,19 @@ def _render(report: Report, root: Path, base: str | None, limits: Limits) -> str
         maps=report.pages[: limits.maps],
         left_out=_left_out(report, told, limits, len(chosen)),
     )
+
+
+def _study(study: Study | None, reloads: Sequence[Waterfall]) -> dict[str, Any]:
+    """What the section of a latency study shows; nothing for another plan."""
+    if study is None:
+        return {}
+    return {
+        "study_plot": path_plot(study),
+        "study_tables": list(tables(study)),
+        "study_summary": summary(study),
+        "study_notes": notes(study),
+        "study_reloads": waterfall_plot(reloads),
+    }
 
 
 def _counts(report: Report) -> str:

@@ -7,7 +7,7 @@ the engine to the end of its answer. No record says when a first token came.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import floor, log10
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from samestate.checks.history import ArmHistory, History
 from samestate.checks.seen import Seen
 from samestate.evidence.records import OperationName, OperationStarted
 from samestate.plans.scenarios import CONTROL
+from samestate.reports.latency_waterfall import Waterfall, waterfalls
 
 LEFT_OUT = {OperationName.RESET, OperationName.INTERPOSER}
 """They have a purpose of their own, and nothing to be compared with."""
@@ -55,6 +56,8 @@ class Latency(NamedTuple):
     """Why no time of this run may count as a measurement; empty: it may."""
     together: int
     """Generations that ran with others: their times overlap, and are not shown."""
+    waterfalls: Sequence[Waterfall] = ()
+    """Of a latency study: where a reload's time to its first token goes."""
 
     @property
     def longest(self) -> float:
@@ -86,7 +89,7 @@ def latency(history: History, judgement: Judgement) -> Latency:
         if timed:
             arms.append((arm.name, timed))
     imported = {arm.name for arm in history.arms.values() if arm.imported_from is not None}
-    return Latency(arms, imported, list(_ineligible(history, judgement)), together)
+    return Latency(arms, imported, list(_ineligible(history, judgement)), together, waterfalls(history))
 
 
 def _timed(arm: ArmHistory, started: Seen[OperationStarted]) -> Iterator[Timed]:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from samestate.checks.base import Finding, Verdict
+from samestate.checks.latency_study import Study
+from samestate.reports.latency_tables import notes, summary, tables
 from samestate.reports.model import Report
 from samestate.reports.words import NO_MEASUREMENT, first_place, plain
 
@@ -48,6 +50,8 @@ def _lines(report: Report, folded: int, rows: int) -> Iterator[str]:
         yield f"**Fault injected: {_text(judgement.fault)}.** Not a normal run."
         yield ""
     yield from _cases(report, rows)
+    if judgement.latency is not None:
+        yield from _study(judgement.latency)
     yield from _findings(report, folded)
     yield from _folded("All checks", _checks(report))
     yield from _folded("Scope, and what is not shown", _scope(report))
@@ -64,6 +68,19 @@ def _cases(report: Report, most: int) -> Iterator[str]:
         yield _row([*map(_text, line.cells), f"{_verdict(line.row.verdict)}{by}"])
     if len(rows) > most:
         yield _row([f"{len(rows) - most:,} more", *([""] * len(report.cases.headings))])
+    yield ""
+
+
+def _study(study: Study) -> Iterator[str]:
+    yield _text(summary(study))
+    yield ""
+    for one in tables(study):
+        yield f"**{_text(one.title)}**"
+        yield ""
+        yield from _table(one.headings, range(one.words, len(one.headings)))
+        yield from (_row(list(map(_text, row))) for row in one.rows)
+        yield ""
+    yield from (f"- {_text(note)}" for note in notes(study))
     yield ""
 
 

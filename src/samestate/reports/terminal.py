@@ -16,6 +16,8 @@ from rich.text import Text
 
 from samestate.checks.analyzers import Judgement
 from samestate.checks.base import CheckResult, Finding, Verdict
+from samestate.checks.latency_study import Study
+from samestate.reports.latency_tables import notes, summary, tables
 from samestate.reports.words import (
     NO_MEASUREMENT,
     Grid,
@@ -43,6 +45,8 @@ def print_judgement(judgement: Judgement, console: Console) -> None:
         console.print(Text(f"fault injected: {judgement.fault}. Not a normal run.", style="bold"))
         console.print()
     _print_cases(judgement, console)
+    if judgement.latency is not None:
+        print_study(judgement.latency, console)
     console.print(_checks(judgement))
     if any(result.check not in judgement.required for result in judgement.results):
         _indented(console, "(in parentheses: not required)")
@@ -79,6 +83,22 @@ def _print_cases(judgement: Judgement, console: Console) -> None:
         _indented(console, line)
     if judgement.table:
         console.print()
+
+
+def print_study(study: Study, console: Console) -> None:
+    """Print the tables of a latency study."""
+    console.print(Text(summary(study)))
+    console.print()
+    for one in tables(study):
+        console.print(Text(one.title))
+        table = _table(*one.headings, words=one.words)
+        for row in one.rows:
+            table.add_row(*row)
+        console.print(table)
+        console.print()
+    for line in notes(study):
+        _item(console, Text(line))
+    console.print()
 
 
 def _cases(cases: Grid) -> Table:

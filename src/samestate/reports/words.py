@@ -13,10 +13,12 @@ from pydantic import BaseModel
 from samestate.checks.analyzers import Judgement
 from samestate.checks.base import CheckResult, Finding, Verdict
 from samestate.checks.prefix_identity import CHECK as BY_CONTENT
-from samestate.checks.table import CaseRow, against
+from samestate.checks.table import CaseRow, MarkerRow, against
 from samestate.evidence.text import printable
 
 EQUAL, UNSEEN = "–", "?"
+UNATTRIBUTED = "unknown"
+"""The class of a marker that nobody can tell."""
 GRID_LEGEND = (
     "N prompt tokens · B restored prefix · p tokens credited · scheduled in the first batch after the reload · "
     f"suffix N-B · first difference: index of the token, {EQUAL} when all are equal"
@@ -31,12 +33,18 @@ SCENARIO_LEGEND = (
     f"first difference from cold: index of the token, {EQUAL} when all are equal · "
     "(batch) handed in with others · (salted) with a cache salt"
 )
+MARKER_LEGEND = (
+    "close: output position of the first close marker and how it came about, (seen …) where that is not attributed · "
+    "ranks that traced the request · budget of reasoning tokens · N prompt tokens · drafts accepted of the proposed · "
+    "trace: tokens committed by a rank · API: tokens delivered · tail: committed past these, (?) not accounted for"
+)
 CONTENT_LEGEND = "B by content: the prefix whose state the loaded bytes are, by digests of what was saved"
 NO_MEASUREMENT = "not eligible for performance: no time of this run is a measurement"
 _COMPARISONS = {
     "paired_live": "control and candidate, both live",
     "candidate_vs_archived": "a live candidate against an archived control",
     "within_one_arm": "repeats against cold, in one live engine",
+    "trace_vs_api": "what each rank committed against what the API delivered, arm by arm",
 }
 M = TypeVar("M", bound=BaseModel)
 
@@ -93,7 +101,7 @@ def _printable(value: Any) -> Any:
 
 
 def grid(judgement: Judgement) -> Grid:
-    """The table of a judgement: of reloads, of repeats or of a scenario; no rows where it has none."""
+    """The table of a judgement: of reloads, repeats, a scenario or probes; no rows where it has none."""
     made = _grid(judgement)
     checks = against([line.row for line in made.rows], judgement.results, judgement.required)
     return made._replace(rows=[line._replace(against=names) for line, names in zip(made.rows, checks, strict=True)])
@@ -101,6 +109,10 @@ def grid(judgement: Judgement) -> Grid:
 
 def _grid(judgement: Judgement) -> Grid:
     rows = judgement.table
+    if any(row.marker is not None for row in rows):
+        several = len({row.arm for row in rows}) > 1
+        cells = (_probe(row, named=several) for row in rows)
+        return Grid(_MARKER_HEADINGS, list(map(GridRow, rows, cells)), [MARKER_LEGEND], words=4)
     if any(row.op is not None for row in rows):
         headings = ["generation", "path", "N", "first difference", "local", "B", "p", "scheduled"]
         several = len({row.arm for row in rows}) > 1
@@ -120,14 +132,17 @@ def _grid(judgement: Judgement) -> Grid:
 
 
 def _which(rows: list[CaseRow]) -> tuple[list[str], Callable[[CaseRow], list[str]]]:
-    """Columns that tell rows of one length apart: the case of a series, and the repetition where there are several."""
+    """Columns that tell rows of one length apart: engine, case of a series and repetition, where there are several."""
+    engines = len({row.arm for row in rows}) > 1
     repeated = len({row.repetition for row in rows}) > 1
     series = any(row.case != f"N{row.tokens}" for row in rows)
 
     def before(row: CaseRow) -> list[str]:
-        return [*([row.case] if series else []), *([number(row.repetition)] if repeated else [])]
+        engine = [str(row.arm)] if engines else []
+        return [*engine, *([row.case] if series else []), *([number(row.repetition)] if repeated else [])]
 
-    return [*(["case"] if series else []), *(["repetition"] if repeated else [])], before
+    headings = ["engine"] if engines else []
+    return [*headings, *(["case"] if series else []), *(["repetition"] if repeated else [])], before
 
 
 def _reads_content(judgement: Judgement) -> bool:
@@ -145,6 +160,45 @@ def _reload(row: CaseRow, *, by_content: bool) -> list[str]:
 def _repeat(row: CaseRow) -> list[str]:
     numbers = [number(value) for value in (row.credited, row.scheduled, row.suffix)]
     return [number(row.tokens), number(row.repeat), first_difference_of(row), *numbers]
+
+
+_MARKER_HEADINGS = ["probe", "close", "stop", "ranks", "budget", "N", "drafts", "trace", "API", "tail"]
+
+
+def _probe(row: CaseRow, *, named: bool) -> list[str]:
+    """`named`: with its arm."""
+    name = row_name(row) if named else str(row.op)
+    if row.marker is None:
+        return [name, UNSEEN, UNSEEN, UNSEEN, UNSEEN, number(row.tokens), UNSEEN, UNSEEN, UNSEEN, UNSEEN]
+    mark = row.marker
+    agreed = {None: "", True: " agree", False: " differ"}[mark.ranks_agree]
+    stop = f" {mark.stop_reason}" if mark.stop_reason is not None else ""
+    drafts = EQUAL if not mark.drafted else f"{number(mark.accepted)}/{number(mark.drafted)}"
+    return [
+        name,
+        _close(mark),
+        f"{mark.finish_reason or UNSEEN}{stop}",
+        f"{mark.ranks}{agreed}",
+        EQUAL if mark.budget is None else number(mark.budget),
+        number(row.tokens),
+        drafts,
+        _bytes(mark.trace_tokens),
+        number(mark.api_tokens),
+        f"{number(mark.tail)}{'' if mark.tail_known or not mark.tail else ' (?)'}",
+    ]
+
+
+def _close(mark: MarkerRow) -> str:
+    """``64 forced``, ``64 unknown (seen forced), 2 closes``; ``–`` without a marker."""
+    if mark.position is None:
+        return EQUAL
+    seen = f" (seen {_plain(mark.observed)})" if mark.observed and mark.observed != UNATTRIBUTED else ""
+    more = f", {mark.closes} closes" if mark.closes > 1 else ""
+    return f"{number(mark.position)} {_plain(mark.marker_class or UNATTRIBUTED)}{seen}{more}"
+
+
+def _plain(word: str) -> str:
+    return word.replace("_", " ")
 
 
 def _generation(row: CaseRow, *, named: bool) -> list[str]:
