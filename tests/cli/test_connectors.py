@@ -52,6 +52,7 @@ def test_an_option_is_parsed(text: str, option: tuple[str, Scalar]) -> None:
         (["boundary", "--connector", "lmcache", "--connector-option", "x"], "--connector-option: 'x' is no NAME=VALUE"),
         (["local-hit", "--connector", "lmcache"], "plan local-hit has no arm with a connector; leave the connector's"),
         (["boundary", "--connector", "lmcache", "--engine", "sim"], "--engine sim: has no LMCache; use --engine vllm"),
+        (["boundary", "--connector", "samestate-disk", "--engine", "sim"], "--engine sim: has no samestate-disk; use"),
         (
             ["boundary", "--connector", "lmcache", "--lmcache-version", "new"],
             "lmcache 'new': is no version; say it as 0.5.6",
@@ -62,7 +63,7 @@ def test_what_does_not_fit_is_one_line(
     samestate: Command, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("samestate.cli.run.engine_maker", lambda name: None)
+    monkeypatch.setattr("samestate.cli.run.engine_maker", lambda name, plan: None)
     assert line(samestate("run", *arguments)).startswith(message)
     assert list(tmp_path.iterdir()) == []
 
@@ -80,6 +81,14 @@ def test_without_an_installed_lmcache_it_names_the_releases(monkeypatch: pytest.
         beside(plan, "vllm")
     monkeypatch.setattr("samestate.cli.connectors.installed", lambda package: "0.5.6")
     assert beside(plan, "vllm").packages is None
+
+
+def test_without_an_installed_server_there_is_no_valkey_connector(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Choice("samestate-valkey", None, (), None).put_into(load("boundary"))
+    assert beside(plan, "vllm").packages is None
+    monkeypatch.setattr("samestate.cli.connectors.server_binary", lambda: None)
+    with pytest.raises(Failure, match="no valkey-server and no redis-server on the PATH; install one"):
+        beside(plan, "vllm")
 
 
 def test_the_choice_enters_the_plan() -> None:

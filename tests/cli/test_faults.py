@@ -31,6 +31,7 @@ def found(result: Result) -> dict[str, Any]:
     [
         (("--only", "zero-pag"), "--only: no fault 'zero-pag'; did you mean 'zero-page'?"),
         (("--only", "zero-suffix", "--engine", "vllm"), "--only: zero-suffix cannot be armed on vllm"),
+        (("--only", "double-force"), "use `samestate run budget-grid --fault double-force`"),
         (("--engine", "vllm", "--clean", "3"), "--clean: on vLLM"),
     ],
 )
@@ -109,6 +110,7 @@ def test_archives_are_kept_where_they_are_wanted(samestate: Command, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.deep
 def test_the_page_is_what_the_command_makes_and_200_clean_runs_raise_no_alarm(samestate: Command) -> None:
     result = samestate("faults", "--clean", "200", "--markdown")
     assert result.exit_code == 0, result.stderr

@@ -9,13 +9,41 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from tests.checks import tampering
 
 Command = Callable[..., Result]
 
 
 @pytest.fixture
 def archive(faulty: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(faulty, tmp_path / "archive")
+    """One that fails and declares no fault: of a run with a fault nothing is accepted."""
+    root = shutil.copytree(faulty, tmp_path / "archive")
+    before = tampering.read(root)
+    attempts = tampering.records(before["attempts.jsonl"])
+    for line in attempts:
+        if "fault" in line["rec"]:
+            line["rec"]["fault"] = None
+    tampering.write(root, before, tampering.sealed({**before, "attempts.jsonl": tampering.stream(attempts)}))
+    return root
+
+
+def test_nothing_is_accepted_of_a_run_with_a_fault(samestate: Command, archive: Path, faulty: Path) -> None:
+    result = samestate("check", faulty, "--known", known(samestate, archive))
+    assert result.exit_code == 1
+    assert "Nothing is accepted of a run with a fault" in " ".join(result.stdout.split())
+
+
+def test_a_fault_and_known_findings_exclude_each_other(samestate: Command, archive: Path) -> None:
+    file = known(samestate, archive)
+    result = samestate("run", "boundary", "--engine", "sim", "--fault", "full-lookup", "--known", file)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert "--fault: nothing is accepted of a run with a fault; leave out --known" in result.stderr
+
+
+def test_an_empty_name_of_known_findings_is_refused(samestate: Command, clean: Path) -> None:
+    result = samestate("check", clean, "--known", "")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert "--known: is empty" in result.stderr
 
 
 def known(samestate: Command, archive: Path, expires: str = "2999-12-31") -> Path:

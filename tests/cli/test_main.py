@@ -42,6 +42,24 @@ main(sys.argv[2:])
 """
 
 
+HEAVY = ("fsspec", "httpx", "lmcache", "numpy", "pyarrow", "torch", "transformers", "valkey", "vllm", "xxhash")
+STARTED = f"""
+import sys
+from samestate.cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(*[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plan", "list"], ["cache", "--help"]])
+def test_no_command_waits_at_its_start_for_what_it_may_not_need(arguments: list[str]) -> None:
+    done = started([sys.executable, "-c", STARTED, *arguments])
+    assert done.returncode == 0
+    assert done.stderr.decode().strip() == ""
+
+
 def program(*arguments: object, **options: Any) -> subprocess.CompletedProcess[bytes]:
     """`python -m samestate` with `arguments`."""
     return started([*PROGRAM, *map(str, arguments)], **options)

@@ -42,9 +42,9 @@ def matrix(samestate: Command, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
         return Beside(Path(str(plan.arms[-1].release)), lambda spec: None)
 
     monkeypatch.setattr("samestate.cli.matrix.ENGINE", "sim")
-    monkeypatch.setattr("samestate.cli.matrix.beside", release)
-    monkeypatch.setattr("samestate.cli.matrix.engine_maker", lambda name: Release)
-    monkeypatch.setattr("samestate.cli.matrix.model_folder", lambda plan, model: checkpoint)
+    monkeypatch.setattr("samestate.cli.run.beside", release)
+    monkeypatch.setattr("samestate.cli.run.engine_maker", lambda name, plan: Release)
+    monkeypatch.setattr("samestate.cli.run.model_folder", lambda plan, model: checkpoint)
     return lambda *arguments: samestate("matrix", *arguments)
 
 

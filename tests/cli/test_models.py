@@ -18,9 +18,9 @@ def test_list(samestate: Command) -> None:
 
 
 def test_an_unknown_model_is_one_line(samestate: Command, tmp_path: Path) -> None:
-    result = samestate("models", "build", "qwen3-tiny", tmp_path / "m")
+    result = samestate("models", "build", "qwen3-nexttiny", tmp_path / "m")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("samestate: no model 'qwen3-tiny'; did you mean 'qwen3-next-tiny'?; known: ")
+    assert result.stderr.startswith("samestate: no model 'qwen3-nexttiny'; did you mean 'qwen3-next-tiny'?; known: ")
 
 
 def test_build_prints_the_identity(samestate: Command, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

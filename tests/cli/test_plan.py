@@ -44,6 +44,11 @@ def test_show_says_what_a_repeated_plan_takes(samestate: Command) -> None:
     assert json.loads(samestate("plan", "show", "continuation", "--json").stdout)["workload"]["repetitions"] == 2
 
 
+def test_show_says_which_engine_is_killed(samestate: Command) -> None:
+    shown = " ".join(samestate("plan", "show", "boundary-killed").stdout.split())
+    assert "(control: none, candidate: samestate-disk, killed, candidate-2: samestate-disk)" in shown
+
+
 def test_a_lock_is_the_plan_that_was_shown(samestate: Command, tmp_path: Path) -> None:
     lock = tmp_path / "b.lock"
     frozen = samestate("plan", "freeze", "boundary", "--out", lock)

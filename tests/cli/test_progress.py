@@ -20,15 +20,15 @@ def until(capsys: pytest.CaptureFixture[str], word: str) -> str:
 
 
 def test_while_an_engine_starts_it_says_so_again_and_again(capsys: pytest.CaptureFixture[str]) -> None:
+    before = set(threading.enumerate())
     with LineProgress(still=0.001) as shown:
         shown.stage("control: start")
         heard = until(capsys, "starting engine, 0 s\n")
         assert heard.splitlines()[0].endswith(" s  control: starting engine")
         shown.stage("control: operations")
         until(capsys, "control: operations\n")
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.daemon:
-            thread.join(timeout=10)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=10)
     capsys.readouterr()
     shown.operation("control", 1, 5, "N1.cold")
     assert capsys.readouterr().err.endswith("  control: N1 (1 of 5 operations)\n")

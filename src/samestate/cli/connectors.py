@@ -9,11 +9,13 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import click
 
 from samestate.cli.failures import Failure
+from samestate.engines.cache_places import OURS, place_beside, server_binary
 from samestate.engines.lmcache_server import PACKAGE, LMCacheServer, require_known
 from samestate.engines.releases import ReleaseError, ensure, installed, known
 from samestate.engines.services import Service, ServiceError, ServiceSpec
 from samestate.evidence.records import Scalar
 from samestate.plans.load import with_connector
+from samestate.plans.markers import with_repair
 from samestate.plans.model import Connector, Plan
 
 NO_CONNECTOR = "none"
@@ -36,6 +38,8 @@ class Choice(NamedTuple):
         """The plan under this choice. Raises `Failure` and `PlanError`."""
         if self == Choice(None, None, (), None):
             return plan
+        if plan.markers is not None and self.repair and self == Choice(None, None, (), self.repair):
+            return with_repair(plan, self.repair)
         changed = with_connector(plan, self.connector) if self.connector else plan
         if not (self.release or self.options or self.repair):
             return changed
@@ -58,7 +62,11 @@ class Beside(NamedTuple):
 def options_for_lmcache(command: C) -> C:
     """Options of LMCache's connector and server, for a command that already says that it is LMCache."""
     for option in (
-        click.option("--repair", metavar="NAME", help="Put a repair onto the release, e.g. strict-prefix."),
+        click.option(
+            "--repair",
+            metavar="NAME",
+            help="Put a repair onto LMCache (strict-prefix), or onto vLLM in a marker plan (cpu-draft-rows, none).",
+        ),
         click.option(
             "--connector-option",
             "connector_options",
@@ -98,9 +106,14 @@ def beside(plan: Plan, engine: str) -> Beside:
 
     Raises `Failure` for what cannot be had, before anything runs.
     """
+    ours = sorted({arm.connector for arm in plan.arms if arm.connector.startswith(OURS)})
+    if ours and engine == "sim":
+        raise Failure(f"--engine sim: has no {ours[0]}; use --engine vllm, or another --connector")
+    if "samestate-valkey" in ours and server_binary() is None:
+        raise Failure("--connector samestate-valkey: no valkey-server and no redis-server on the PATH; install one")
     arms = [arm for arm in plan.arms if arm.connector == PACKAGE]
     if not arms:
-        return Beside(None, lambda spec: None)
+        return Beside(None, _make_service)
     if engine == "sim":
         raise Failure("--engine sim: has no LMCache; use --engine vllm, or leave --connector lmcache out")
     releases = sorted({arm.release or "" for arm in arms})
@@ -126,4 +139,4 @@ def _packages(release: str) -> Path | None:
 
 
 def _make_service(spec: ServiceSpec) -> Service | None:
-    return LMCacheServer(spec) if spec.connector == PACKAGE else None
+    return LMCacheServer(spec) if spec.connector == PACKAGE else place_beside(spec)

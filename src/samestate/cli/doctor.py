@@ -18,6 +18,7 @@ from samestate.cli.progress import progress
 from samestate.engines.inquiry import InquiryError
 from samestate.lab.doctor import CONTROL_BYTES, Request, examine
 from samestate.lab.doctor_report import Finding, Report
+from samestate.lab.obstacles import CONNECTORS
 from samestate.models.cache_shape import Pages
 from samestate.models.catalogue import names
 from samestate.models.configs import shipped
@@ -52,7 +53,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 @click.option(
     "--external-cache-bytes", type=click.IntRange(1, MOST_BYTES), default=CONTROL_BYTES, show_default=True, metavar="N"
 )
-@click.option("--connector", type=click.Choice(["native", "dictionary", "lmcache"]), help="The one you mean to use.")
+@click.option("--connector", type=click.Choice(CONNECTORS), help="The one you mean to use.")
 @click.option("--lmcache-version", metavar="X.Y.Z", help="Default: the one installed beside vLLM.")
 @click.option(
     "--connector-option",
@@ -161,9 +162,10 @@ def _tier(report: Report) -> str:
     held = report.tier
     if held is None:
         return ""
+    longest = "any length" if held.longest_prefix is None else f"{held.longest_prefix:,} tokens"
     return (
         f"{_size(held.bytes)}: at most {held.prefixes:,} prefixes of C tokens ({_size(held.prefix_bytes)} each in "
-        f"whole pages, {_size(held.moved_bytes)} without padding), or one prefix of {held.longest_prefix:,} tokens"
+        f"whole pages, {_size(held.moved_bytes)} without padding), or one prefix of {longest}"
     )
 
 

@@ -92,11 +92,18 @@ def faults(
     ctx.exit(1 if found.alarms or not all(one.caught for one in found.outcomes) else 0)
 
 
+_ON_TRANSFORMERS = "samestate run boundary --engine transformers --model glm5-next-tiny"
+
+
 def _choose(only: Sequence[str], engine: EngineChoice) -> list[Fault]:
     known = faults_on(engine)
     for name in only:
         if name not in FAULTS:
             raise Failure(f"--only: no fault {name!r}{nearest(name, FAULTS)}; docs/faults.md lists them")
+        if name in faults_on("budget-grid"):
+            raise Failure(f"--only: {name} acts on reasoning budgets; use `samestate run budget-grid --fault {name}`")
+        if FAULTS[name].engines == {"transformers"}:
+            raise Failure(f"--only: {name} acts on transformers' cache; use `{_ON_TRANSFORMERS} --fault {name}`")
         if name not in known:
             raise Failure(f"--only: {name} cannot be armed on {engine}; leave out --engine {engine}")
     return [known[name] for name in dict.fromkeys(only)] or list(known.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from samestate.cli.outcomes import Outcome, counts, named
+from samestate.faults.catalogue import Fault, faults_on
 
 _HEAD = """\
 # Faults that can be injected
@@ -18,10 +19,32 @@ run (`src/samestate/lab/exercises.py`).
 {counts}
 
 """
+_BUDGETS = """
+## Reasoning budgets
+
+Injected by `samestate run budget-grid --fault NAME`, into vLLM's own budget and sampling code or into the recorder that
+watches it; the simulated engine has no such faults. Tests hold what must catch them, and what it must name
+(`tests/instruments/test_budget_faults_vllm.py`). `rank-disagreement` needs `--serve-args '--tensor-parallel-size 2'`.
+
+| fault | what it does | public reports | check that must fire | it must name |
+|---|---|---|---|---|
+{rows}
+"""
+_SNAPSHOTS = """
+## Snapshots of transformers' cache
+
+Injected by `samestate run boundary --engine transformers --model glm5-next-tiny --fault NAME`
+([transformers.md](transformers.md)); `tests/engines/test_transformers.py` holds what must catch them. Of
+the table above it takes {others}.
+
+| fault | what it does | public reports | check that must fire | it must name |
+|---|---|---|---|---|
+{rows}
+"""
 _TAIL = """
 Not re-created, because no plan asks the question: keys that leave a LoRA adapter out (vllm-project/vllm#44250), blocks
-scaled by decode context parallelism (vllm-project/vllm#49962), one chunk size for two models in one pool
-(LMCache/LMCache#4782), and reasoning budgets under speculation (vllm-project/vllm#39573).
+scaled by decode context parallelism (vllm-project/vllm#49962), and one chunk size for two models in one pool
+(LMCache/LMCache#4782).
 """
 _GITHUB = "https://github.com"
 
@@ -34,7 +57,19 @@ def page(outcomes: Sequence[Outcome]) -> str:
     ]
     lines += [_row(one) for one in outcomes]
     said = counts(outcomes, 0, 0).partition(";")[0] + "."
-    return _HEAD.format(counts=said) + "\n".join(lines) + "\n" + _TAIL
+    budgets = "\n".join(map(_declared, faults_on("budget-grid").values()))
+    snapshots = faults_on("transformers").values()
+    own = "\n".join(_declared(fault) for fault in snapshots if fault.engines == {"transformers"})
+    others = ", ".join(f"`{fault.name}`" for fault in snapshots if fault.engines != {"transformers"})
+    more = _BUDGETS.format(rows=budgets) + _SNAPSHOTS.format(rows=own, others=others)
+    return _HEAD.format(counts=said) + "\n".join(lines) + "\n" + more + _TAIL
+
+
+def _declared(fault: Fault) -> str:
+    """Of a fault that is not simulated: what must catch it."""
+    reports = ", ".join(map(_link, fault.reports)) or "none: the recorder is ours"
+    names = ", ".join(sorted(fault.names))
+    return f"| `{fault.name}` | {fault.summary} | {reports} | `{fault.check}`: `{fault.code}` | {names} |"
 
 
 def _row(one: Outcome) -> str:

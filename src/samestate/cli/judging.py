@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
@@ -18,17 +20,22 @@ from rich.console import Console
 from samestate.checks.analyzers import ANALYZERS, BOUNDARY_V1, AnalyzerError, Judgement, judge
 from samestate.checks.base import Verdict
 from samestate.checks.claims import bases
-from samestate.checks.known import accept, read_known
+from samestate.checks.known import Running, accept, read_known
 from samestate.checks.remarks import with_amendments, with_signatures
 from samestate.checks.written import WrittenError
 from samestate.cli.failures import Failure
 from samestate.evidence.amendments import read_amendments
 from samestate.evidence.archive import Archive
 from samestate.evidence.outside import keep_verdict
+from samestate.evidence.records import AttemptStarted, EngineStarted
 from samestate.evidence.signature import read_signatures, trusted_key
-from samestate.plans.errors import nearest
+from samestate.plans.errors import PlanError, nearest, parse_model
+from samestate.plans.model import Plan
 from samestate.reports.terminal import WIDTH, print_judgement
 
+_ACCEPTED = files("samestate.checks").joinpath("accepted")
+_HEAD = 16
+"""Records of a stream among which its engine's start is."""
 _PADDING = re.compile(r" +(?=\n)")
 EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1}
 UNKNOWN = 3
@@ -61,13 +68,47 @@ def judge_archive(
     with suppress(OSError):
         keep_verdict(root, judgement.analyzer, data.encode())
     if entries:
-        judgement = accept(judgement, entries, datetime.now(UTC).date())
+        judgement = accept(judgement, entries, datetime.now(UTC).date(), _running(Archive.open(root)))
     amendments = read_amendments(root, judgement.seal_sha256)
     judgement = with_amendments(judgement, amendments)
     if trusted:
         signatures = read_signatures(root, judgement.seal_sha256, trusted)
         judgement = with_signatures(judgement, signatures, amendments)
     return judgement
+
+
+def _running(archive: Archive) -> Running:
+    """Plan, engines, versions and fault, as far as these can be read."""
+    versions: dict[str, dict[str, str]] = {}
+    engines: dict[str, str] = {}
+    for arm in archive.arms:
+        for process in archive.streams(arm):
+            for line in islice(archive.records(arm, process), _HEAD):
+                if isinstance(line.rec, EngineStarted):
+                    versions[arm], engines[arm] = dict(line.rec.versions), line.rec.engine
+    started = [line.rec for line in archive.attempts() if isinstance(line.rec, AttemptStarted)]
+    fault = next((rec.fault for rec in started if rec.fault is not None), None)
+    try:
+        plan = parse_model(Plan, (archive.plan_json or b"").decode())
+    except (PlanError, UnicodeDecodeError):
+        return Running(versions, engines, fault=fault)
+    return Running(versions, engines, plan.name, tuple(plan.markers.repairs) if plan.markers else None, fault)
+
+
+def known_file(name: str) -> Path:
+    """The file of accepted findings that is meant: one that lies there, else a shipped one. Raises `Failure`."""
+    if not name.strip():
+        raise Failure("--known: is empty; name a file, or leave the option out")
+    path = Path(name)
+    shipped = {file.name.removesuffix(".yaml"): file for file in _ACCEPTED.iterdir() if file.name.endswith(".yaml")}
+    if not path.exists() and name in shipped:
+        path = Path(str(shipped[name]))
+    try:
+        read_known(path)
+    except WrittenError as error:
+        near = nearest(name, shipped)
+        raise Failure(f"--known: {error}{near}" if near and not path.exists() else f"--known: {error}") from None
+    return path
 
 
 def _judge(archive: Archive, analyzer: str | None) -> Judgement:

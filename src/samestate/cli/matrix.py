@@ -1,36 +1,33 @@
-"""``samestate matrix``: plans over releases, one table."""
+"""``samestate matrix``: many runs, one table. Models × connectors × releases × plans, or plans over releases."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
-from rich.table import Table
-from rich.text import Text
+from click.core import ParameterSource
 
-from samestate.checks.analyzers import Judgement
-from samestate.checks.base import Verdict
-from samestate.checks.table import CaseRow
-from samestate.cli.connectors import Choice, beside, options_for_lmcache
+from samestate.cli.connectors import NO_CONNECTOR, Choice, options_for_lmcache
 from samestate.cli.failures import Failure
-from samestate.cli.judging import UNKNOWN, exit_code, judge_archive, stdout_console
+from samestate.cli.judging import judge_archive
+from samestate.cli.matrix_cells import Asked, Executor, place, plan_cells, run_cells
+from samestate.cli.matrix_table import COULD_NOT_RUN, Cell, finish
 from samestate.cli.plan import frozen
 from samestate.cli.progress import progress
-from samestate.cli.run import RUNS, engine_maker, model_folder, require_free
+from samestate.cli.run import RUNS, require_free, whole_request
+from samestate.lab.executors import Share
 from samestate.lab.matrix import run_releases
 from samestate.lab.run import RunError, RunRequest
 from samestate.plans.load import load
+from samestate.plans.model import Connector
 
 ENGINE = "vllm"
-COULD_NOT_RUN = 2
-_WORST_FIRST = (1, COULD_NOT_RUN, UNKNOWN)
-_EQUAL = re.compile(r"\d+/\d+(?= generations equal)")
+CONNECTORS = [name for name in get_args(Connector) if name != NO_CONNECTOR]
 _VLLM_VERSION = """
 import samestate
 from importlib.metadata import distributions
@@ -40,20 +37,57 @@ print(*{f"{one.name} {one.version}" for one in distributions() if one.name in ("
 C = TypeVar("C", bound=Callable[..., Any])
 
 
-class Cell(NamedTuple):
-    """One plan on one release."""
+@click.group("matrix", invoke_without_command=True, no_args_is_help=True)
+@click.option("--model", "models", metavar="DIR|NAME", multiple=True, help="Repeatable. Default: each plan's own.")
+@click.option(
+    "--connector", "connectors", type=click.Choice(CONNECTORS), multiple=True, help="Repeatable. Default: the plan's."
+)
+@click.option("--release", "releases", metavar="X.Y.Z", multiple=True, help="Of LMCache. Repeatable.")
+@click.option("--plan", "plans", metavar="PLAN", multiple=True, help="Repeatable. Default: boundary.")
+@click.option("--engine", type=click.Choice(["vllm", "sim", "transformers"]), default="vllm", show_default=True)
+@click.option("--serve-args", metavar="ARGS", help="Further `vllm serve` flags, one string, for all.")
+@click.option("--fault", metavar="NAME", help="Inject a fault into every candidate.")
+@click.option("--out", metavar="DIR|URL", help="For the archives: a folder, or what fsspec takes, e.g. s3://…")
+@click.option("--executor", type=click.Choice(["here", "ray"]), default="here", show_default=True)
+@click.option("--address", metavar="HOST:PORT", help="Of the Ray cluster. Default: as Ray finds one.")
+@click.option("--gpus-per-run", type=click.FloatRange(min=0), metavar="G", help="What a Ray task asks. Default: 0.")
+@click.option("--cpus-per-run", type=click.FloatRange(min=0), metavar="C", help="What a Ray task asks. Default: 1.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+@click.pass_context
+def matrix(
+    ctx: click.Context,
+    models: tuple[str, ...],
+    connectors: tuple[Connector, ...],
+    releases: tuple[str, ...],
+    plans: tuple[str, ...],
+    engine: str,
+    serve_args: str | None,
+    fault: str | None,
+    out: str | None,
+    executor: str,
+    address: str | None,
+    gpus_per_run: float | None,
+    cpus_per_run: float | None,
+    as_json: bool,
+) -> None:
+    """Run models × connectors × releases × plans, each with its own control, here or on a Ray cluster.
 
-    release: str
-    plan: str
-    archive: Path
-    judgement: Judgement | None
-    error: str | None
-    """Why there is no judgement."""
-
-
-@click.group("matrix")
-def matrix() -> None:
-    """Run plans over releases. Exit code: 1 if one failed, else 2 if one could not run, else 3 if one is unknown."""
+    Or, by a subcommand, plans over releases. Exit code: 1 if one failed, else 2 if one could not run, else 3 if one is
+    unknown.
+    """
+    if ctx.invoked_subcommand is not None:
+        for parameter in ctx.command.params:
+            if ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
+                raise Failure(f"{parameter.opts[-1]}: stands before {ctx.invoked_subcommand}; put it behind")
+        return
+    for option, value in (("--address", address), ("--gpus-per-run", gpus_per_run), ("--cpus-per-run", cpus_per_run)):
+        if value is not None and executor != "ray":
+            raise Failure(f"{option}: is Ray's; add --executor ray, or leave it out")
+    asked = Asked(models, connectors, releases, plans, engine, serve_args, fault)
+    where = place(out or str(_default()))
+    cells = plan_cells(asked, where)
+    share = Share(1 if cpus_per_run is None else cpus_per_run, gpus_per_run or 0)
+    finish(ctx, "cell", run_cells(cells, Executor(executor, address, share)), as_json)
 
 
 def _shared(command: C) -> C:
@@ -93,7 +127,7 @@ def over_lmcache(
     }
     folder.mkdir(parents=True, exist_ok=True)
     cells = [cell for name, row in requests.items() for cell in _run_row(name, list(dict.fromkeys(releases)), row)]
-    _finish(ctx, "LMCache", cells, as_json)
+    finish(ctx, "LMCache", cells, as_json)
 
 
 @matrix.command("vllm")
@@ -121,13 +155,17 @@ def over_vllm(
         for name in plans or ("boundary",):
             archive = folder / f"{index + 1}-{release.replace(' ', '-')}-{Path(name).stem}"
             cells.append(_run_elsewhere(python, release, name, archive))
-    _finish(ctx, "vLLM", cells, as_json)
+    finish(ctx, "vLLM", cells, as_json)
 
 
 def _folder(out: Path | None) -> Path:
-    folder = out or RUNS / f"matrix-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    folder = out or _default()
     require_free(folder)
     return folder
+
+
+def _default() -> Path:
+    return RUNS / f"matrix-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
 def _request(name: str, choice: Choice, archive: Path) -> RunRequest:
@@ -135,21 +173,7 @@ def _request(name: str, choice: Choice, archive: Path) -> RunRequest:
     chosen = choice.put_into(plan)
     if plan.analyzer.source_sha256 is not None:
         raise Failure(f"{name}: the plan is frozen, and each release makes another plan of it; name its YAML")
-    chosen = frozen(chosen)
-    needed = beside(chosen, ENGINE)
-    return RunRequest(
-        plan=chosen,
-        model=model_folder(chosen, None),
-        out=archive,
-        make_engine=engine_maker(ENGINE),
-        engine=ENGINE,
-        fault=None,
-        control=None,
-        reference=None,
-        serve_args=chosen.engine.serve_args,
-        packages=needed.packages,
-        make_service=needed.make_service,
-    )
+    return whole_request(frozen(chosen), None, archive, ENGINE)
 
 
 def _run_row(name: str, releases: list[str], requests: list[RunRequest]) -> Iterator[Cell]:
@@ -189,60 +213,3 @@ def _error_in(stdout: str) -> str | None:
         return str(json.loads(stdout)["error"])
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _finish(ctx: click.Context, what: str, cells: list[Cell], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps([_facts(cell) for cell in cells], indent=2))
-    else:
-        _print(what, cells)
-    codes = {exit_code(cell.judgement.verdict) if cell.judgement else COULD_NOT_RUN for cell in cells}
-    ctx.exit(next((code for code in _WORST_FIRST if code in codes), 0))
-
-
-def _facts(cell: Cell) -> dict[str, Any]:
-    judgement = cell.judgement
-    first = _first_wrong(judgement) if judgement else None
-    return {
-        "release": cell.release,
-        "plan": cell.plan,
-        "archive": str(cell.archive),
-        "verdict": judgement.verdict.value if judgement else None,
-        "equal": _equal(judgement) if judgement else None,
-        "first_failing": {"N": first.tokens, "B": first.boundary, "p": first.credited} if first else None,
-        "first_failing_op": first.op if first else None,
-        "error": cell.error,
-    }
-
-
-def _equal(judgement: Judgement) -> str | None:
-    """``34/36``, as the check on equality counts."""
-    found = (_EQUAL.match(result.summary) for result in judgement.results)
-    return next((one[0] for one in found if one), None)
-
-
-def _first_wrong(judgement: Judgement) -> CaseRow | None:
-    """The first that continues wrongly; where none does, the first that fails."""
-    unequal = (row for row in judgement.table if row.equal is False)
-    return next(unequal, None) or next((row for row in judgement.table if row.verdict is Verdict.FAIL), None)
-
-
-def _print(what: str, cells: list[Cell]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for heading in (what, "plan", "verdict", "equal", "first failing", "archive"):
-        table.add_column(heading, overflow="fold")
-    for cell in cells:
-        facts = _facts(cell)
-        first = facts["first_failing"]
-        wrong = (
-            ", ".join(f"{name}={'?' if value is None else value}" for name, value in first.items()) if first else "–"
-        )
-        if facts["first_failing_op"]:
-            wrong = f"{facts['first_failing_op']}: {wrong}"
-        verdict = facts["verdict"] or "could not run"
-        table.add_row(*map(Text, (cell.release, cell.plan, verdict, facts["equal"] or "–", wrong, facts["archive"])))
-    console = stdout_console()
-    console.print(table)
-    for cell in cells:
-        if cell.error:
-            console.print(Text(f"{cell.release}, {cell.plan}: {cell.error}"), soft_wrap=True)

@@ -16,8 +16,10 @@ from samestate.cli.judging import stdout_console
 from samestate.models import catalogue
 from samestate.models.templates import TEMPLATES
 from samestate.plans.errors import nearest
+from samestate.plans.latency import conditions
 from samestate.plans.load import PlanError, freeze, load, lock_json, plan_sha256, shipped, validate_checks
-from samestate.plans.model import ArmPlan, Plan, PromptPlan, SeriesPlan, StepPlan
+from samestate.plans.markers import address, probes
+from samestate.plans.model import ArmPlan, MarkerPlan, Plan, ProbePlan, PromptPlan, SeriesPlan, StepPlan
 from samestate.plans.operations import planned_inputs, workload
 from samestate.plans.repetitions import repeated_arms
 from samestate.plans.scenarios import CANDIDATE
@@ -30,7 +32,8 @@ def frozen(plan: Plan) -> Plan:
     """`plan`, frozen for this version's analyzer. Raises `PlanError` when it names what does not exist."""
     analyzer = plan.analyzer.id
     _require_known("analyzer.id", "analyzer", analyzer, list(ANALYZERS))
-    _require_known("template", "template", plan.template, list(TEMPLATES))
+    if plan.markers is None:
+        _require_known("template", "template", plan.template, list(TEMPLATES))
     for index, series in enumerate(plan.series):
         _require_known(f"series[{index}].template", "template", series.template, list(TEMPLATES))
     _require_known("engine.model", "model", plan.engine.model, [*catalogue.names(), EXTERNAL])
@@ -99,23 +102,27 @@ def _require_known(field: str, what: str, name: str, known: list[str]) -> None:
 
 def _describe(plan: Plan) -> Table:
     work, settings = workload(plan), plan.engine.settings
-    whose = "in all arms" if plan.scenario else "an arm"
+    whose = "in all arms" if plan.scenario or plan.markers or plan.latency else "an arm"
     longest = {plan.output_tokens, *(step.output_tokens for step in plan.scenario if step.output_tokens)}
     longest |= {series.output_tokens for series in plan.series}
-    each = f"{min(longest)} to {max(longest)}" if len(longest) > 1 else f"{plan.output_tokens}"
+    longest = {probe.max_tokens for probe in probes(plan)} or longest
+    each = f"{min(longest)} to {max(longest)}" if len(longest) > 1 else f"{max(longest)}"
     facts = {
         "question": plan.question,
         "engine starts": f"{work.engine_starts} ({', '.join(map(_arm, plan.arms))})",
         "repetitions": _repetitions(plan),
         "operations": f"{work.operations} {whose}: {work.generations} generations, {work.resets} resets",
         "output tokens": f"{work.output_tokens:,} {whose}, {each} a generation",
-        "inputs": f"{work.distinct_inputs} distinct, {_templates(plan)}",
+        "inputs": f"{work.distinct_inputs} distinct{'' if plan.markers else f', {_templates(plan)}'}",
+        "markers": _markers(plan.markers),
+        "probes": "\n".join(map(_probe, probes(plan))),
         "each case": ", ".join(plan.operations),
+        "trials": _trials(plan),
         "lengths": ", ".join(plan.lengths),
         "series": "\n".join(map(_series, plan.series)),
         "prompts": ", ".join(map(_prompt, plan.prompts)),
         "scenario": "\n".join(map(_step, plan.scenario)),
-        "in tokens": _tokens(plan),
+        "in tokens": "" if plan.markers else _tokens(plan),
         "model": plan.engine.model,
         "settings": ", ".join(f"{name}={value}" for name, value in settings.items()),
         "serve args": shlex.join(plan.engine.serve_args),
@@ -147,6 +154,15 @@ def _repetitions(plan: Plan) -> str:
     return f"{len(plan.repetitions)} ({', '.join(plan.repetitions)}), the same inputs in each: {', '.join(runs)}"
 
 
+def _trials(plan: Plan) -> str:
+    latency = plan.latency
+    if latency is None:
+        return ""
+    order = "ascending" if latency.order_seed is None else f"shuffled by seed {latency.order_seed}"
+    each = "; ".join(f"{arm.name}: {', '.join(conditions(plan, arm.name))}" for arm in plan.arms)
+    return f"{latency.warmups} warm-up and {latency.trials} measured of every length, {order}; {each}"
+
+
 def _templates(plan: Plan) -> str:
     names = list(dict.fromkeys([plan.template, *(series.template for series in plan.series)]))
     return f"template{'s' if len(names) > 1 else ''} {', '.join(names)}"
@@ -158,7 +174,32 @@ def _series(series: SeriesPlan) -> str:
 
 def _arm(arm: ArmPlan) -> str:
     own = " ".join(f"{name}={value}" for name, value in {**arm.options, **arm.settings}.items())
-    return f"{arm.name}: {arm.connector}{f' with {own}' if own else ''}"
+    drafts = arm.speculation
+    if drafts is not None:
+        return (
+            f"{arm.name}: {drafts.drafts} drafts, {drafts.draft_model or drafts.method}{f' with {own}' if own else ''}"
+        )
+    ended = ", killed" if arm.ended == "killed" else ""
+    return f"{arm.name}: {arm.connector}{f' with {own}' if own else ''}{ended}"
+
+
+def _markers(markers: MarkerPlan | None) -> str:
+    if markers is None:
+        return ""
+    parts = [f"{markers.start} … {markers.end}, asked at {address(markers)}, {markers.retries} retries"]
+    parts += [f"gates {', '.join(markers.gates)}"] if markers.gates else []
+    parts += [f"guard {markers.guard}"] if markers.guard else []
+    parts += [f"repairs {', '.join(markers.repairs)}"] if markers.repairs else []
+    return "; ".join(parts)
+
+
+def _probe(probe: ProbePlan) -> str:
+    budget = "no budget" if probe.budget is None else f"budget {probe.budget}"
+    notes = [f"temperature {probe.temperature:g}"] if probe.temperature is not None else []
+    notes += [f"top-p {probe.top_p:g}"] if probe.top_p < 1 else []
+    notes += [f"effort {probe.effort}"] if probe.effort else []
+    notes += [f"stop {', '.join(map(repr, probe.stop))}"] if probe.stop else []
+    return ", ".join([f"{probe.name}: {budget}, cap {probe.max_tokens}", *notes])
 
 
 def _prompt(prompt: PromptPlan) -> str:

@@ -7,13 +7,17 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
+from samestate.checks.custody_analyzer import judge_custody
 from samestate.checks.history import History
+from samestate.cli.custody_files import is_custody, read_card, reproduced
 from samestate.cli.failures import Failure
 from samestate.cli.judging import exit_code, judge_archive, print_report
 from samestate.evidence.archive import Archive
+from samestate.evidence.text import printable
 from samestate.reports.html import html
 from samestate.reports.junit import junit
 from samestate.reports.markdown import markdown
@@ -34,6 +38,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--analyzer", metavar="ID", help="Judge with this analyzer instead of the plan's.")
 @click.option("--trust", type=_FILE, metavar="KEY", multiple=True, help="As in `samestate check`.")
 @click.option("--known", type=_FILE, metavar="FILE", help="As in `samestate check`.")
+@click.option("--reproduce", is_flag=True, help="Of a swap: hold its documents, byte for byte, against its records.")
 @click.pass_context
 def report(
     ctx: click.Context,
@@ -45,6 +50,7 @@ def report(
     analyzer: str | None,
     trust: tuple[Path, ...],
     known: Path | None,
+    reproduce: bool,
 ) -> None:
     """Judge ARCHIVE and write reports of it; without an option, for the terminal.
 
@@ -63,6 +69,10 @@ def report(
         "--prometheus": prometheus,
     }
     wanted = {option: file for option, file in files.items() if file is not None}
+    if reproduce or is_custody(archive):
+        if wanted:
+            raise Failure(f"{next(iter(wanted))}: a swap has documents of its own, beside its records; leave it out")
+        _report_swap(ctx, archive, reproduce=reproduce)
     _require_places(wanted, archive)
     judgement = judge_archive(archive, analyzer, known=known, trust=trust)
     if not wanted:
@@ -76,6 +86,19 @@ def report(
         if file != STDOUT:
             click.echo(file, err=STDOUT in wanted.values())
     ctx.exit(exit_code(judgement.verdict))
+
+
+def _report_swap(ctx: click.Context, folder: Path, *, reproduce: bool) -> NoReturn:
+    """The card of a swap; or 0 where its documents are what its records give, 1 where they are not."""
+    if not is_custody(folder):
+        raise Failure(f"--reproduce: {folder} holds no records of a swap; name the folder that `samestate swap` wrote")
+    if not reproduce:
+        click.echo(read_card(folder), nl=False)
+        ctx.exit(exit_code(judge_custody(folder).verdict))
+    lines = reproduced(folder)
+    for line in lines or ["every document is, byte for byte, what the records give"]:
+        click.echo(printable(line))
+    ctx.exit(1 if lines else 0)
 
 
 def _require_places(files: dict[str, Path], archive: Path) -> None:

