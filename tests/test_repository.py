@@ -71,6 +71,8 @@ def extras() -> set[str]:
 def fault_of(command: str) -> str | None:
     """Why `command` of a document cannot be typed here, or None. Nothing is run, only looked up."""
     words = shlex.split(command, comments=True)
+    while words and re.fullmatch(r"SAMESTATE_[A-Z_]+=.*", words[0]):
+        words.pop(0)
     match words:
         case ["make", target, *_]:
             return None if target in make_targets() else f"Makefile has no target {target}"
@@ -78,6 +80,8 @@ def fault_of(command: str) -> str | None:
             return samestate_fault(rest)
         case ["python", script] if script.endswith("/verify.py"):
             return None if (PACKAGE / "evidence/verify.py").is_file() else "no verify.py to put into archives"
+        case ["python", script, *_] if (ROOT / script).is_file():
+            return None
         case [".ci/run"]:
             return None if (ROOT / ".ci/run").stat().st_mode & 0o100 else ".ci/run is not executable"
         case ["pip", "install", target]:
@@ -89,8 +93,12 @@ def fault_of(command: str) -> str | None:
 
 def samestate_fault(words: list[str]) -> str | None:
     command: click.Command = samestate
-    rest = list(words)
+    rest, users = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (list(words), [])
+    if users[:1] == ["samestate"]:  # what follows is a command of its own
+        return samestate_fault(rest) or samestate_fault(users[1:])
     while isinstance(command, click.Group):
+        if command.invoke_without_command and rest and rest[0].startswith("--"):
+            break
         name = rest.pop(0) if rest else ""
         if name not in command.commands:
             return f"no subcommand {name!r}"
@@ -122,6 +130,8 @@ def test_every_command_in_a_document_exists(document: Path) -> None:
         "samestate nothing",
         "samestate plan nothing",
         "samestate run boundary --nothing",
+        "samestate profile pin h200.json -- samestate run boundary --nothing",
+        "python scripts/nothing.py",
         "rm -r x",
         "pip install .[nothing]",
     ],
@@ -174,6 +184,7 @@ def classes_named(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def test_connectors_named_in_the_documents_exist() -> None:
     named = {pair for text in fenced(ROOT / "docs/connectors.md", "json") for pair in classes_named(json.loads(text))}
     assert named == {
+        ("samestate.cache.connector", "SamestateConnector"),
         ("samestate.cache.dictionary", "DictionaryConnector"),
         ("samestate.cache.spec", "HostOffloadingSpec"),
         ("samestate.instruments.connector", "AuditConnector"),
@@ -287,6 +298,10 @@ def test_the_import_contract_holds(house: Path) -> None:
         ("evidence/records.py", "import samestate.plans", "floors"),
         ("cache/__init__.py", "import samestate.evidence", "cache"),
         ("cache/__init__.py", "import samestate.instruments", "floors"),
+        ("cache/stores/disk.py", "import torch", "stores"),
+        ("cache/stores/urls.py", "import samestate.cache.dictionary", "stores"),
+        ("cli/main.py", "import samestate.cache.stores.urls", "inside"),
+        ("cli/cache.py", "import samestate.cache.dictionary", "inside"),
         ("instruments/__init__.py", "import samestate.plans", "instruments"),
         ("lab/__init__.py", "import samestate.faults", "drivers"),
         ("reports/__init__.py", "import samestate.engines.base", "reports"),

@@ -11,7 +11,7 @@ from samestate.checks.analyzers import Judgement, judge
 from samestate.checks.base import Verdict
 from samestate.evidence.archive import Archive
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.deep]
 
 Judged = Callable[[str], Judgement]
 
