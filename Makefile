@@ -5,16 +5,20 @@ export PYTHON TORCH_INDEX
 
 BIN := .venv/bin
 
-.PHONY: help setup demo demo-lmcache test test-lmcache soak check build clean
+.PHONY: help setup demo demo-lmcache swap-demo test test-deep test-lmcache explore soak check build docs clean
 
 help:
 	@echo 'make demo    cold against reload on a real vLLM, right and with a fault'
 	@echo 'make demo-lmcache   two releases of LMCache, and the older one repaired'
-	@echo 'make test    all tests but soaks and those on releases of LMCache'
+	@echo 'make swap-demo   a traced build swapped in behind HAProxy, and the incumbent back'
+	@echo 'make test    all tests but the next ones: real engines included'
+	@echo 'make test-deep   whole catalogues of faults and rarer paths, most on real engines'
 	@echo 'make test-lmcache   the tests on releases of LMCache, which pip fetches'
-	@echo 'make soak    long runs on real engines: kills'
+	@echo 'make explore  the tests without an engine again, on cases not seen before'
+	@echo 'make soak    long runs on real engines: kills, the cache under damage'
 	@echo 'make check   format, lint, types, import contract'
 	@echo 'make build   wheel and sdist in dist/'
+	@echo 'make docs    the site, in build/site/'
 	@echo 'make clean   remove what was made, .venv excepted'
 
 setup:
@@ -26,12 +30,22 @@ demo: setup
 demo-lmcache: setup
 	@$(BIN)/python scripts/demo_lmcache.py
 
+swap-demo: setup
+	@$(BIN)/python scripts/swap_demo.py
+
 test: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m 'not vllm and not lmcache'
-	$(BIN)/python -m pytest -m 'vllm and not lmcache and not soak'
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m 'not vllm and not lmcache and not soak and not deep'
+	$(BIN)/python -m pytest -m 'vllm and not lmcache and not soak and not deep'
+
+test-deep: setup
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist load -m 'deep and not vllm and not lmcache and not soak'
+	$(BIN)/python -m pytest -m 'deep and vllm and not lmcache and not soak'
 
 test-lmcache: setup
 	$(BIN)/python -m pytest -m lmcache
+
+explore: setup
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m 'not vllm and not lmcache and not soak and not deep' --hypothesis-profile explore
 
 soak: setup
 	$(BIN)/python -m pytest -m soak
@@ -44,6 +58,9 @@ check: setup
 
 build: setup
 	$(BIN)/python -m build --outdir dist
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf build dist demo-runs .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
