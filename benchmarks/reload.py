@@ -2,6 +2,7 @@
 
     python benchmarks/reload.py [--device cpu|cuda] [--model DIR] [--tokens 2049 8193] [--rounds 30] [--out FILE.json]
                                 [--only engine|copies] [--largest BYTES] [--set NAME=JSON …] [--threaded]
+                                [--limit SECONDS] [--sweep]
 
 *Engine*: one engine that carries vLLM's own offloading (``native``) and our cache three times (memory alone; a folder
 and a server behind it, whose memory tier is emptied before each reload) and is switched between them, in an order that
@@ -9,8 +10,8 @@ rotates. A round asks each a fresh prompt, cold, and the same again once nothing
 ``native`` of the same round. Every reload must hit, load bytes, and give the cold run's token. What is read back was
 just written: a folder's pages come from the page cache. The server runs where valkey-server or redis-server is there.
 
-*Copies*: one job of the offloading worker beside one plain copy of the same bytes, in turns; and small ones, copied at
-once or by the worker's thread (`reload_copies.py`).
+*Copies*: one job of the offloading worker beside one plain copy of the same bytes, in turns. On the CPU also small
+ones, copied at once or by the worker's thread (`reload_copies.py`); on CUDA vLLM's worker and ours (`reload_cuda.py`).
 
 Goals: our memory within 3 % of native's time to first token or faster; from 64 MiB on at least 90 % of the plain
 copy. A median whose 95 % bootstrap interval holds the goal is not resolved. Two cores: about five minutes.
@@ -26,6 +27,8 @@ import random
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,9 +86,11 @@ def engines(options: argparse.Namespace, console: Console) -> tuple[list[Figure]
     settings = engine_settings(options)
     rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch, running_server(Path(scratch)) as port:
-        places = reload_engine.scratch(Path(scratch), url(port) if port else None, options.threaded)
+        places = reload_engine.scratch(Path(scratch), url(port) if port else None, options.threaded, options.device)
         model = options.model or str(ensure("qwen3-next-tiny"))
         engine = reload_engine.Engine(model, settings, places, options.memory, options.device)
+        if options.device == "cuda":
+            console.print(f"loads by: {engine.loaders()}")
         try:
             draw, names = random.Random(1), engine.names
             for number in track(range(-WARM_UP, options.rounds), "rounds", console=console):
@@ -181,7 +186,8 @@ def show_engines(found: list[Figure], console: Console) -> None:
     console.print(table)
 
 
-def all_copies(options: argparse.Namespace, console: Console) -> tuple[list[Any], list[Any]]:
+def all_copies(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """On the CPU."""
     import reload_copies
 
     totals = tuple(total for total in reload_copies.TOTALS if total <= options.largest)
@@ -189,7 +195,7 @@ def all_copies(options: argparse.Namespace, console: Console) -> tuple[list[Any]
     for column in ("MiB", "piece, KiB", "plain GB/s", "worker GB/s", "ratio", "95 %", "worker's word", "goal"):
         table.add_column(column, justify="left" if column == "goal" else "right")
     found, rounds = [], []
-    for one, seen in reload_copies.copies(options.device, totals, options.rounds, interval):
+    for one, seen in reload_copies.copies(totals, options.rounds, interval):
         found.append(one)
         rounds.append(seen)
         goal = one.total_bytes >= reload_copies.GOAL_FROM
@@ -204,7 +210,31 @@ def all_copies(options: argparse.Namespace, console: Console) -> tuple[list[Any]
             word(one.low, one.high, reload_copies.GOAL, at_most=False) if goal else "",
         )
     console.print(table)
-    return found, rounds
+    hand_overs = reload_copies.show_hand_overs(20 * options.rounds, interval, console)
+    return {"figures": [one._asdict() for one in found], "rounds": rounds, "hand_overs": hand_overs}
+
+
+def all_loads(options: argparse.Namespace, console: Console, keep: Callable[[dict[str, Any]], None]) -> None:
+    """On CUDA. `keep` is told after every row."""
+    import reload_cuda
+
+    rows, rounds = [], []
+    result: dict[str, Any] = {}
+    for row, seen in reload_cuda.loads(options.largest, options.rounds, options.limit, interval, console):
+        rows.append(row)
+        rounds.append(seen)
+        shares = {name: share._asdict() for name, share in row.shares.items()}
+        result.setdefault("figures", []).append(row._asdict() | {"shares": shares})
+        keep(result | {"rounds": rounds})
+    reload_cuda.show(rows, lambda low, high: word(low, high, reload_cuda.GOAL, at_most=False), console)
+    if options.sweep:
+        result["sweep"] = reload_cuda.sweep(options.rounds, console)
+        keep(result | {"rounds": rounds})
+    try:
+        result["beside_compute"] = reload_cuda.beside_compute(min(options.rounds, 10), console)
+    except Exception as error:
+        console.print(f"beside compute: failed: {error}")
+    keep(result | {"rounds": rounds})
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -246,21 +276,27 @@ def main() -> int:
     parser.add_argument(
         "--threaded", action="store_true", help="beside our memory, itself with every load left to the copying thread"
     )
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--limit", type=float, default=120, help="seconds after which no further load on CUDA begins")
+    parser.add_argument("--sweep", action="store_true", help="on CUDA: the kernel with other constants too")
+    parser.add_argument("--out", type=Path, help="written after every part, on CUDA after every row")
     options = parser.parse_args()
     console, progress = Console(width=None if sys.stdout.isatty() else 140), Console(file=sys.stderr)
     result: dict[str, Any] = {"machine": machine(options.device), "arguments": sys.argv[1:]}
-    if options.only != "engine":
-        copied, seen = all_copies(options, console)
-        result["copies"] = {"figures": [one._asdict() for one in copied], "rounds": seen}
-        if options.device == "cpu":
-            from reload_copies import show_hand_overs
 
-            result["copies"]["hand_overs"] = show_hand_overs(20 * options.rounds, interval, console)
+    def keep(name: str, part: dict[str, Any]) -> None:
+        result[name] = part
+        if options.out:
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+    if options.only != "engine":
+        if options.device == "cpu":
+            keep("copies", all_copies(options, console))
+        else:
+            all_loads(options, console, partial(keep, "copies"))
     if options.only != "copies":
         found, rounds, settings = engines(options, progress)
         show_engines(found, console)
-        result["engine"] = {"settings": settings, "figures": [one._asdict() for one in found], "rounds": rounds}
+        keep("engine", {"settings": settings, "figures": [one._asdict() for one in found], "rounds": rounds})
     result["load_after"] = os.getloadavg()
     console.print(f"machine: {result['machine']}; load after: {result['load_after'][0]:.1f}")
     if options.out:

@@ -1,12 +1,11 @@
-"""Worker level of `reload.py`: one job's pages from the memory tier to the device, beside a plain copy of as much.
+"""Worker level of `reload.py` on the CPU: one job's pages from the memory tier to the device, beside a plain copy.
 
-*Hand-over*, on the CPU: small loads from their submission until `get_finished` has them, asked as a served core's loop
+*Hand-over*: small loads from their submission until `get_finished` has them, asked as a served core's loop
 asks (every millisecond), copied where they are submitted and by the worker's thread, in turns; and how long submitting
 takes, for which the engine's step waits. A job has three groups of one state and one of pages, as a hybrid's has.
 
-On the CPU the worker is `samestate.cache.host_worker.HostWorker` and the plain copy one `memmove`. On CUDA the worker
-is vLLM's (`CPUOffloadingWorker`, over pinned memory of its own) and the plain copy one from pinned memory. Both are
-timed from submission to completion, in turns; the worker's blocks are in random order.
+The worker is `samestate.cache.host_worker.HostWorker`, the plain copy one `memmove`. Both are timed from submission to
+completion, in turns; the worker's blocks are in random order. For CUDA see `reload_cuda.py`.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     CanonicalKVCacheTensor,
     GPULoadStoreSpec,
-    OffloadingWorker,
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+
+from samestate.cache.host_worker import HostWorker
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PIECES = (64 * KIB, 512 * KIB, 2 * MIB)
@@ -75,15 +75,14 @@ class HandedOver(NamedTuple):
 class Bench:
     """One worker over `total` bytes in pieces of `piece`, and a plain copy over as many."""
 
-    def __init__(self, device: str, total: int, piece: int, seed: int) -> None:
+    def __init__(self, total: int, piece: int, seed: int) -> None:
         pages = total // piece
         self._total = total
-        self._device = torch.zeros((pages, piece), dtype=torch.int8, device=device)
+        self._device = torch.zeros((pages, piece), dtype=torch.int8)
         caches = CanonicalKVCaches([CanonicalKVCacheTensor(self._device, piece)], [[CanonicalKVCacheRef(0, piece)]])
-        self._cuda = device == "cuda"
-        self.worker = _worker(caches, pages, self._cuda)
-        self._source = torch.ones(total, dtype=torch.int8, pin_memory=self._cuda)
-        self._target = torch.zeros(total, dtype=torch.int8, device=device)
+        self.worker = HostWorker(caches, 1, pages)
+        self._source = torch.ones(total, dtype=torch.int8)
+        self._target = torch.zeros(total, dtype=torch.int8)
         chance = random.Random(seed)
         self._rows, self._blocks = chance.sample(range(pages), pages), chance.sample(range(pages), pages)
         self._jobs = iter(range(1 << 30))
@@ -93,11 +92,7 @@ class Bench:
     def plain(self) -> float:
         """Seconds."""
         began = time.perf_counter()
-        if self._cuda:
-            self._target.copy_(self._source, non_blocking=True)
-            torch.cuda.synchronize()
-        else:
-            ctypes.memmove(self._target.data_ptr(), self._source.data_ptr(), self._total)
+        ctypes.memmove(self._target.data_ptr(), self._source.data_ptr(), self._total)
         return time.perf_counter() - began
 
     def load(self) -> float:
@@ -129,24 +124,12 @@ class Bench:
         return CPULoadStoreSpec(self._rows), GPULoadStoreSpec(self._blocks, [len(self._blocks)], [0])
 
 
-def _worker(caches: CanonicalKVCaches, rows: int, cuda: bool) -> OffloadingWorker:
-    if cuda:
-        from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
-
-        return CPUOffloadingWorker(caches, 1, rows)
-    from samestate.cache.host_worker import HostWorker
-
-    return HostWorker(caches, 1, rows)
-
-
 class HandOver:
     """A worker, and a job of `total` bytes or little less."""
 
     STATES, PAGES, REFS = 3, 5, 2
 
     def __init__(self, total: int) -> None:
-        from samestate.cache.host_worker import HostWorker
-
         blocks = self.STATES + self.PAGES
         page = total // blocks // self.REFS
         tensors = [
@@ -232,7 +215,6 @@ def _middle_and_p95(seconds: list[float]) -> tuple[float, float]:
 
 
 def copies(
-    device: str,
     totals: tuple[int, ...],
     rounds: int,
     interval: Interval,
@@ -242,7 +224,7 @@ def copies(
         for piece in PIECES:
             if piece > total:
                 continue
-            bench = Bench(device, total, piece, seed=1)
+            bench = Bench(total, piece, seed=1)
             seen = []
             for number in range(-2, rounds):
                 order: list[Callable[[], float]] = [bench.plain, bench.load]

@@ -34,6 +34,8 @@ from samestate.cache.connector import SamestateConnector
 NATIVE = "native"
 THREADED = "memory, by the thread"
 """Our memory again; the host worker leaves every load to its thread."""
+COPIED = "memory, copied"
+"""Our memory again, on CUDA; every load is left to vLLM's worker."""
 SETTLE_SECONDS = 60.0
 PARAMS = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
 
@@ -56,11 +58,12 @@ def children(places: dict[str, str | None], memory_bytes: int, device: str) -> l
     if device == "cpu":
         own |= {"spec_name": "HostOffloadingSpec", "spec_module_path": "samestate.cache.spec"}
     found = [_child("OffloadingConnector", own)]
-    for url in places.values():
+    for name, url in places.items():
         scheme = (url or "").partition(":")[0]
         kind = {"file": "samestate-disk", "valkey": "samestate-valkey"}.get(scheme)
         tiers = [{"type": kind, "url": url}] if url else []
         options = {"cpu_bytes_to_use": memory_bytes, "secondary_tiers": tiers, "revision": "benchmark"}
+        options |= {"cuda_loads": "copy"} if name == COPIED else {}
         child = _child("SamestateConnector", options)
         found.append(child | {"kv_connector_module_path": "samestate.cache.connector"})
     return found
@@ -144,6 +147,12 @@ class Engine:
 
         moves.get_finished = watched  # type: ignore[method-assign]
 
+    def loaders(self) -> dict[str, str]:
+        """On CUDA: the class that handles each place's loads."""
+        workers = [connector.connector_worker for _, connector in self._inner]
+        handlers = [type(one.worker._load_handler).__name__ for one in workers if one is not None]
+        return dict(zip(self.names, handlers, strict=True))
+
     def choose(self, name: str) -> None:
         """From now on this connector alone is there."""
         self._settle()
@@ -223,9 +232,10 @@ def one_round(engine: Engine, order: list[str], draw: random.Random, tokens: int
         yield name, cold, reload
 
 
-def scratch(folder: Path, server: str | None, threaded: bool) -> dict[str, str | None]:
+def scratch(folder: Path, server: str | None, threaded: bool, device: str) -> dict[str, str | None]:
     """Our places, by their names in tables."""
     if threaded:
         return {"memory": None, THREADED: None}
     places: dict[str, str | None] = {"memory": None, "disk": (folder / "pages").as_uri()}
+    places |= {COPIED: None} if device == "cuda" else {}
     return places | ({"valkey": server} if server else {})

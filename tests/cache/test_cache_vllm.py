@@ -119,6 +119,7 @@ def test_other_weights_and_another_layout_never_hit_and_one_line_says_why(
     assert "rank0.group0.tokens_per_block: 256 → 512" in only_line(changed.log, "are misses")
 
 
+@pytest.mark.deep
 def test_a_damaged_page_is_counted_and_computed_again(serve: Serve, tmp_path: Path) -> None:
     request = (1, LONG, None)
     cold = serve([request])

@@ -82,6 +82,10 @@ def test_what_does_not_fit_is_one_line(said: dict[str, Any], line: str) -> None:
         ({"cache": OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=2)}, "blocks_per_chunk=2: samestate's"),
         ({"canonical_layout": True}, "canonical_layout is not supported by samestate's tiers: leave it off"),
         ({"extra_config": {"cpu_bytes_to_use": 4095}}, "cpu_bytes_to_use=4095 holds no chunk: one takes 4096 bytes"),
+        (
+            {"extra_config": {"cpu_bytes_to_use": 1 << 20, "cuda_loads": "fast"}},
+            "kv_connector_extra_config.cuda_loads: 'fast' is none of auto, copy, gather",
+        ),
     ],
 )
 def test_what_stores_could_not_tell_apart_is_refused(changes: dict[str, Any], line: str) -> None:

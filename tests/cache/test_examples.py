@@ -71,6 +71,7 @@ def test_a_script_is_a_line_of_vllms_and_names_what_is_there(script: Path, tmp_p
         assert Address(tier["url"]).scheme in ("file", "valkey")
 
 
+@pytest.mark.deep
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_the_engine_of_a_line_starts_and_answers(tiny_model: Path, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@
 evicted by families, and stores behind it. It is loaded by `samestate.cache.connector.SamestateConnector`.
 
 vLLM's scheduler side stays as it is: it aligns hybrid groups under the strict-prefix rule
-(vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py). On CUDA and XPU the worker is vLLM's own too;
-elsewhere vLLM refuses, and `HostWorker` copies.
+(vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py). On CUDA and XPU the worker is vLLM's own too,
+on CUDA with loads of small pieces by a kernel (`cuda_loads`); elsewhere vLLM refuses, and `HostWorker` copies.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from typing_extensions import override
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingMetricMetadata, OffloadingWorker
 from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from samestate.cache import tier_metrics
+from samestate.cache import cuda_loads, tier_metrics
 from samestate.cache.host_worker import HostWorker
 
 TIERS = ("samestate-disk", "samestate-valkey", "samestate-object")
@@ -97,7 +98,7 @@ class SamestateOffloadingSpec(TieringOffloadingSpec):
 
     Raises:
         ValueError: the budget holds no chunk; chunks of several blocks, or the canonical layout, which stores
-            could not tell apart.
+            could not tell apart; ``cuda_loads`` is no mode, or one that cannot be had here.
 
     """
 
@@ -111,6 +112,7 @@ class SamestateOffloadingSpec(TieringOffloadingSpec):
                 f"blocks_per_chunk={self.blocks_per_chunk}: samestate's tiers keep one block a page; "
                 "leave blocks_per_chunk and block_size out of kv_connector_extra_config"
             )
+        self._loads = cuda_loads.require_mode(self.extra_config.get(cuda_loads.OPTION, "auto"))
         self.kv_caches: CanonicalKVCaches | None = None
         self._host_worker: HostWorker | None = None
 
@@ -130,6 +132,17 @@ class SamestateOffloadingSpec(TieringOffloadingSpec):
                     Path(region.mmap_path).unlink()
             return manager
         return self._manager
+
+    @override
+    def create_worker(self, kv_caches: CanonicalKVCaches) -> CPUOffloadingWorker:
+        worker: CPUOffloadingWorker = super().create_worker(kv_caches)
+        if current_platform.is_cuda():
+            try:
+                cuda_loads.install(worker, self._loads)
+            except ValueError:
+                worker.shutdown()
+                raise
+        return worker
 
     @override
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
