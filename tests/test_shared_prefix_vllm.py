@@ -10,7 +10,7 @@ from samestate.checks.analyzers import judge
 from samestate.checks.base import Verdict
 from samestate.evidence.archive import Archive
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.deep]
 
 
 def test_every_path_is_taken_and_continues_as_cold(shared_archive: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from samestate.cli.run import SIMULATED
-from samestate.engines.base import EngineError
+from samestate.engines.base import EngineError, EngineSpec
 from samestate.engines.sim import SimEngine
 from samestate.evidence.archive import Archive
 from samestate.evidence.canonical import file_sha256
@@ -49,6 +49,12 @@ def line(result: Result) -> str:
             ["boundary", "--engine", "sim", "--serve-args", "--blok-size 16"],
             "--serve-args: the simulated engine has no --blok-size; did you mean '--block-size'?; it has ",
         ),
+        (["boundary", "--engine", "sim", "--trace-modules"], "--trace-modules: only vLLM's modules are traced; use"),
+        (["local-hit", "--trace-modules"], "--trace-modules: plan local-hit has engines whose modules are not reached"),
+        (
+            ["boundary", "--serve-args", "--no-enforce-eager", "--trace-modules"],
+            "--trace-modules: modules of a compiled model are not seen; add --serve-args '--enforce-eager'",
+        ),
         (["boundary", "--engine", "sim", "--serve-args", "--enforce-eager"], "--serve-args: the simulated engine has "),
         (
             ["boundary", "--engine", "sim", "--serve-args", "--block-size=big"],
@@ -72,6 +78,27 @@ def test_bad_input_is_one_line(samestate: Command, arguments: list[str], message
         assert list(tmp_path.iterdir()) == []
     finally:
         os.chdir(before)
+
+
+@pytest.mark.parametrize(("asked", "told"), [(None, "*"), ("layers.3.mlp", "layers.3.mlp,*")])
+def test_engines_are_told_to_trace_their_modules(
+    sim: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str | None, told: str
+) -> None:
+    specs: list[EngineSpec] = []
+
+    class Told(SimEngine):
+        def __init__(self, spec: EngineSpec) -> None:
+            specs.append(spec)
+            super().__init__(spec)
+
+    monkeypatch.setattr("samestate.cli.run.SimEngine", Told)
+    monkeypatch.setattr("samestate.cli.run._require_traceable", lambda plan, engine: None)
+    if asked is not None:
+        monkeypatch.setenv("SAMESTATE_CAPTURE", asked)
+    assert sim("--trace-modules", "--out", tmp_path / "a").exit_code == 0
+    assert sim("--out", tmp_path / "b").exit_code == 0
+    environments = [dict(spec.environment) for spec in specs]
+    assert environments == [{"SAMESTATE_CAPTURE": told}] * 2 + [{}] * 2
 
 
 def test_an_archive_is_never_written_over(sim: Command, clean: Path) -> None:
@@ -313,6 +340,7 @@ def test_the_unexpected_hints_at_the_traceback(sim: Command, tmp_path: Path, mon
     assert isinstance(sim("--out", tmp_path / "b").exception, RuntimeError)
 
 
+@pytest.mark.deep
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_a_model_that_vllm_refuses_is_told_in_its_own_words(

@@ -70,7 +70,14 @@ def test_vllm_says_what_it_would_do(tiny_model: Path) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["qwen3-next-tiny", "qwen3-next-80b-a3b", "granite-4.0-h-small"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "qwen3-next-tiny",
+        pytest.param("qwen3-next-80b-a3b", marks=pytest.mark.deep),
+        pytest.param("granite-4.0-h-small", marks=pytest.mark.deep),
+    ],
+)
 def test_vllm_and_the_calculation_agree(model: str) -> None:
     """Without --block-size, as shipped."""
     report = examine(Request(model))
@@ -79,6 +86,7 @@ def test_vllm_and_the_calculation_agree(model: str) -> None:
     assert "calculation" not in {finding.id for finding in report.findings}
 
 
+@pytest.mark.deep
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_what_vllm_refuses_is_its_own_line(tiny_model: Path) -> None:
@@ -86,6 +94,7 @@ def test_what_vllm_refuses_is_its_own_line(tiny_model: Path) -> None:
     assert unknown == Refused("arguments", "unrecognized arguments: --blok-size 16")
 
 
+@pytest.mark.deep
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_an_engine_that_starts_has_the_c_that_was_told(tiny_model: Path, tmp_path: Path) -> None:

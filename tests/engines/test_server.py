@@ -144,6 +144,7 @@ def test_its_processes_end_when_whoever_started_it_is_killed(made: Made, tmp_pat
     wait_until(lambda: all(map(gone, members)))
 
 
+@pytest.mark.deep
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_a_real_server_answers_and_leaves_nothing_when_its_driver_is_killed(tmp_path: Path) -> None:

@@ -401,6 +401,7 @@ def test_chunks_of_the_boundary_lengths_are_those_of_vllm() -> None:
     }
 
 
+@pytest.mark.deep
 @pytest.mark.vllm
 def test_chunks_are_those_of_vllm() -> None:
     scheduler = pytest.importorskip("vllm.v1.core.sched.scheduler").Scheduler

@@ -65,6 +65,7 @@ def test_a_killed_engine_is_one_clear_line_and_leaves_nothing(tiny_model: Path, 
     engine.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_kill_that_is_asked_for_leaves_whole_streams_and_nothing_else(
     tiny_model: Path, tmp_path: Path, ranks: int
@@ -88,6 +89,7 @@ def test_a_kill_that_is_asked_for_leaves_whole_streams_and_nothing_else(
         assert not [item for item in items if isinstance(item, Line) and isinstance(item.rec, EngineStopped)]
 
 
+@pytest.mark.deep
 def test_an_engine_that_died_cannot_be_killed(tiny_model: Path, tmp_path: Path) -> None:
     engine = VllmEngine(spec(tiny_model, tmp_path))
     try:
@@ -110,6 +112,7 @@ def test_an_engine_that_cannot_start_shows_why(tmp_path: Path) -> None:
     assert failure.value.log_tail
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -66,6 +66,7 @@ def test_the_wrapping_is_taken_off_the_orders() -> None:
     assert seen == [orders]
 
 
+@pytest.mark.deep
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_a_connector_inside_another_is_audited(tiny_model: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from samestate.evidence.records import StreamClosed
 from samestate.evidence.stream import Defect, read_stream
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.deep]
 
 C = 256
 PROGRAM = """

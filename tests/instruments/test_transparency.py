@@ -16,7 +16,7 @@ from samestate.plans.load import load
 from samestate.plans.model import ResolvedPlan
 from samestate.plans.operations import cases
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.deep]
 
 CASES = ("N3583", "N3584", "N5376")
 """Below, on and on a boundary; the first cases of the archive, so that histories are equal."""

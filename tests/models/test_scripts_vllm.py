@@ -78,6 +78,7 @@ def test_generates_what_the_script_says_greedy_and_sampled() -> None:
     assert other[0]["logprobs"] != found[3]["logprobs"]
 
 
+@pytest.mark.deep
 def test_the_draft_model_is_accepted_in_every_number() -> None:
     jobs = [job(prompt, GREEDY) for prompt in PROMPTS.values()]
     found = answers(draft_model(), jobs)
@@ -86,6 +87,7 @@ def test_the_draft_model_is_accepted_in_every_number() -> None:
     assert drafts > places[0] > places[1] > places[2] > places[3] > 0
 
 
+@pytest.mark.deep
 def test_ngrams_are_accepted_and_rejected_in_one_request() -> None:
     jobs = [job(prompt, GREEDY) for prompt in PROMPTS.values()]
     # The prompt leads an n-gram astray: it holds the beginning of the reasoning, gone on with otherwise.
@@ -97,6 +99,7 @@ def test_ngrams_are_accepted_and_rejected_in_one_request() -> None:
     assert drafts > places[0] > 0 and places[-1] > 0
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("speculation", [draft_model, ngram])
 def test_sampled_drafts_follow_the_script_once_repaired(speculation: Any) -> None:
     jobs = [job(PROMPTS[name], SAMPLED, 100) for name in ("close", "never", "again", "resident")]
