@@ -9,6 +9,7 @@ import pytest
 
 from samestate.checks.base import Verdict
 from samestate.evidence import records as r
+from samestate.evidence.controls import STABLE_TOPK
 
 from . import builder as b
 
@@ -98,6 +99,56 @@ def test_one_repair_replaces_the_same_functions_everywhere(tmp_path: Path) -> No
     assert "lmcache.connector.Connector.matched" in finding.message
     run.worker()[0] = msgspec.structs.replace(worker, functions=[MATCHED, LOOKUP])
     assert b.codes(run.judge(tmp_path / "b"), INTERVENTION) == []
+
+
+EXPAND = r.PatchedFunction(module="vllm.kpool", qualname="expand", source_sha256="c" * 64)
+
+
+def ordered(arms: tuple[str, ...] = ("control", "candidate"), ranks: int = 2) -> b.Run:
+    """The boundary plan with the repair of vLLM itself in these arms, in force on every rank of theirs."""
+    plan = b.small_plan()
+    planned = [arm.model_copy(update={"repair": STABLE_TOPK if arm.name in arms else None}) for arm in plan.arms]
+    run = b.build(plan.model_copy(update={"arms": planned}), ranks=ranks)
+    for arm in arms:
+        for rank in range(ranks):
+            run.scheduler(arm).insert(0, r.InterventionApplied(name=STABLE_TOPK, functions=[EXPAND], rank=rank))
+    return run
+
+
+def test_a_repair_of_the_engine_is_in_force_on_every_rank_of_all_arms(tmp_path: Path) -> None:
+    judgement = ordered().judge(tmp_path / "a")
+    assert (judgement.verdict, b.codes(judgement, INTERVENTION)) == (Verdict.PASS, [])
+    assert b.result(judgement, INTERVENTION).summary == "2 arms: stable-topk on 1 functions"
+
+
+@pytest.mark.parametrize("arm", ["candidate", "control"])
+def test_a_rank_without_the_repair_of_the_engine_is_unknown(tmp_path: Path, arm: str) -> None:
+    run = ordered()
+    b.drop(run.scheduler(arm), r.InterventionApplied, rank=1)
+    judgement = run.judge(tmp_path / "a")
+    finding = b.only(judgement, INTERVENTION)
+    assert (finding.code, finding.place.arm, finding.place.rank) == ("missing_intervention", arm, 1)
+    assert judgement.verdict is Verdict.UNKNOWN
+
+
+def test_a_rank_that_does_not_say_which_it_is_has_no_repair(tmp_path: Path) -> None:
+    run = ordered(ranks=1)
+    b.edit(run.scheduler(), r.InterventionApplied, {"rank": None})
+    assert b.only(run.judge(tmp_path / "a"), INTERVENTION).code == "missing_intervention"
+
+
+def test_a_rank_with_two_repairs_or_another_source_fails(tmp_path: Path) -> None:
+    run = ordered()
+    other = msgspec.structs.replace(EXPAND, source_sha256="d" * 64)
+    run.scheduler().append(r.InterventionApplied(name=STABLE_TOPK, functions=[other], rank=1))
+    judgement = run.judge(tmp_path / "a")
+    assert set(b.codes(judgement, INTERVENTION)) == {"repeated_intervention", "interventions_differ"}
+    assert judgement.verdict is Verdict.FAIL
+
+
+def test_a_repair_of_the_engine_in_one_arm_alone_fails(tmp_path: Path) -> None:
+    judgement = ordered(("candidate",)).judge(tmp_path / "a")
+    assert (b.only(judgement, INTERVENTION).code, judgement.verdict) == ("uneven_intervention", Verdict.FAIL)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,35 @@ def test_a_control_that_differs_from_itself_is_unknown(tmp_path: Path) -> None:
         spoil(run, "N32.cold", arm=arm)
     judgement = run.judge(tmp_path / "a")
     assert b.codes(judgement, PAIRED) == []
+    assert b.codes(judgement, RELOAD) == ["not_repeatable", "control_not_repeatable"]
+    assert judgement.verdict is Verdict.UNKNOWN
+
+
+def test_under_a_control_that_differs_from_itself_no_difference_is_laid_to_reuse(tmp_path: Path) -> None:
+    """The noise floor is the engine's: a wrong reload of another case cannot be told from it."""
+    run = b.build()
+    spoil(run, "N32.reload", at=5, arm="control")
+    spoil(run, "N33.reload", at=2)
+    judgement = run.judge(tmp_path / "a")
+    assert (judgement.verdict, b.failing(judgement)) == (Verdict.UNKNOWN, set())
+    assert b.codes(judgement, PAIRED) == ["not_repeatable"] * 2
+    assert b.codes(judgement, RELOAD) == ["not_repeatable", "control_not_repeatable"]
+    said = {finding.place.op: finding.message for finding in b.result(judgement, PAIRED).findings}
+    assert said["N33.reload"] == (
+        "candidate N33.reload differs from control N33.reload from token 2 on, not repeatable: "
+        "control N32.reload is a second cold run and differs too"
+    )
+
+
+def test_a_control_that_reused_is_no_second_cold_run(tmp_path: Path) -> None:
+    """It hit a prefix and went wrong: that is no noise, and takes nothing from the candidate's own failure."""
+    run = b.build()
+    spoil(run, "N32.reload", at=5, arm="control")
+    b.edit_rows(run, "N32.reload", lambda rows: rows[1:], arm="control")
+    spoil(run, "N33.reload", at=2)
+    judgement = run.judge(tmp_path / "a")
     assert b.codes(judgement, RELOAD) == ["tokens_differ", "control_not_repeatable"]
+    assert RELOAD in b.failing(judgement)
 
 
 def with_reference(tmp_path: Path, spoiled: bool) -> b.Run:

@@ -49,6 +49,8 @@ def test_an_option_is_parsed(text: str, option: tuple[str, Scalar]) -> None:
             "--lmcache-version, --connector-option and --repair are LMCache's",
         ),
         (["boundary", "--connector", "native", "--repair", "strict-prefix"], "--lmcache-version, --connector-option"),
+        (["boundary", "--repair", "stable-topk", "--engine", "sim"], "--repair: stable-topk is of vLLM's code; use"),
+        (["latency", "--repair", "stable-topk"], "arms[0].repair: 'stable-topk' is read back from an engine that"),
         (["boundary", "--connector", "lmcache", "--connector-option", "x"], "--connector-option: 'x' is no NAME=VALUE"),
         (["local-hit", "--connector", "lmcache"], "plan local-hit has no arm with a connector; leave the connector's"),
         (["boundary", "--connector", "lmcache", "--engine", "sim"], "--engine sim: has no LMCache; use --engine vllm"),
@@ -103,6 +105,14 @@ def test_the_choice_enters_the_plan() -> None:
         "strict-prefix",
     )
     assert Choice(None, None, (), None).put_into(plan) == plan
+
+
+def test_a_repair_of_vllm_enters_every_arm_with_any_connector() -> None:
+    chosen = Choice(None, None, (), "stable-topk").put_into(load("boundary"))
+    assert [(arm.connector, arm.repair) for arm in chosen.arms] == [("none", "stable-topk"), ("native", "stable-topk")]
+    chosen = Choice("lmcache", "0.5.6", ("l1_size_gb=0.2",), "stable-topk").put_into(load("boundary"))
+    assert [(arm.connector, arm.repair) for arm in chosen.arms] == [("none", "stable-topk"), ("lmcache", "stable-topk")]
+    assert chosen.arms[1].options == {"l1_size_gb": 0.2}
 
 
 def test_another_connector_of_the_simulated_engine_is_in_the_archive(sim: Command, tmp_path: Path) -> None:

@@ -31,6 +31,21 @@ def test_build_prints_the_identity(samestate: Command, checkpoint: Path, monkeyp
     assert (shown["sha256"], shown["folder"]) == (identity.sha256, str(checkpoint))
 
 
+def test_a_model_whose_weights_are_made_in_place_says_the_flag(samestate: Command, tmp_path: Path) -> None:
+    result = samestate("models", "build", "glm5-next-small", tmp_path / "m")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1].endswith("start vLLM, with samestate beside it, with --load-format samestate")
+    shown = json.loads(samestate("models", "build", "glm5-next-small", tmp_path / "m", "--json").stdout)
+    assert shown["serve_args"] == ["--load-format", "samestate"]
+    assert {"config.json", "weights.json"} < set(shown["files"])
+
+
+def test_a_model_in_files_needs_no_flag(samestate: Command, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "ensure", lambda name, folder: folder)
+    assert "--load-format" not in samestate("models", "build", "qwen3-next-tiny", checkpoint).stdout
+    assert json.loads(samestate("models", "build", "qwen3-next-tiny", checkpoint, "--json").stdout)["serve_args"] == []
+
+
 def test_a_failed_build_is_one_line(samestate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def ensure(name: str, folder: Path) -> Path:
         raise catalogue.ModelError("torch is missing; install an extra")

@@ -5,12 +5,13 @@ Neither comes up where no arm plans it and none records it: both are then not ex
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.seen import Seen
 from samestate.checks.verdicts import conclude, fail, not_exercised, unknown
+from samestate.evidence.controls import ENGINE_REPAIRS
 from samestate.evidence.records import InterventionApplied, OperationEnded, OperationStarted, Scalar
 from samestate.plans.model import ArmPlan
 
@@ -33,6 +34,7 @@ def intervention(history: History) -> CheckResult:
         )
     findings: list[Finding] = []
     replaced: dict[str, tuple[Functions, str]] = {}
+    findings += _in_some_arms(planned.values())
     for arm in history.arms.values():
         plan = planned.get(arm.name)
         findings += _repair(arm, plan.repair if plan else None)
@@ -64,6 +66,9 @@ def _repair(arm: ArmHistory, repair: str | None) -> Iterator[Finding]:
             yield fail("wrong_intervention", message, place, [seen.where])
     if repair is None:
         return
+    if repair in ENGINE_REPAIRS:
+        yield from _on_ranks(arm, repair)
+        return
     processes = [process for process in arm.streams if process.startswith("scheduler")]
     if not processes:
         yield unknown("missing_intervention", f"arm {arm.name}: no scheduler's stream is recorded", place)
@@ -75,6 +80,27 @@ def _repair(arm: ArmHistory, repair: str | None) -> Iterator[Finding]:
         elif len(there) > 1:
             message = f"arm {arm.name}: {process} records {len(there)} repairs, planned one"
             yield fail("repeated_intervention", message, place, [seen.where for seen in there])
+
+
+def _on_ranks(arm: ArmHistory, repair: str) -> Iterator[Finding]:
+    """A repair of the engine itself: every rank says once that it is in force."""
+    for rank in range(arm.engine.rec.tensor_parallel * arm.engine.rec.pipeline_parallel):
+        place = Place(arm=arm.name, rank=rank)
+        there = [seen for seen in arm.interventions if seen.rec.rank == rank and seen.rec.name == repair]
+        if not there:
+            message = f"arm {arm.name}: rank {rank} records no repair, planned {repair}"
+            yield unknown("missing_intervention", message, place)
+        elif len(there) > 1:
+            message = f"arm {arm.name}: rank {rank} records {len(there)} repairs, planned one"
+            yield fail("repeated_intervention", message, place, [seen.where for seen in there])
+
+
+def _in_some_arms(planned: Iterable[ArmPlan]) -> Iterator[Finding]:
+    """A repair of the engine itself changes what is computed: all arms have it, or none."""
+    named = {arm.repair if arm.repair in ENGINE_REPAIRS else None for arm in planned}
+    if len(named) > 1:
+        said = ", ".join(sorted(name for name in named if name))
+        yield fail("uneven_intervention", f"repair {said} is planned in some arms and not in others")
 
 
 def _functions(

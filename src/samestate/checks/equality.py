@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Place, Verdict
+from samestate.checks.first_module import FirstModule, first_module
 from samestate.checks.geometry import unattributable
 from samestate.checks.history import REFERENCE, ArmHistory, History
 from samestate.checks.seen import Seen
@@ -54,7 +55,7 @@ def paired_equality(history: History) -> CheckResult:
 
     Engines that differ where neither reused anything do not compute alike (separate launches choose their kernels
     anew, for one). That is laid to the candidate only where the control repeats itself over launches, as
-    `controls_equal` shows.
+    `controls_equal` shows; and nothing is where the control does not even repeat itself within this run.
     """
     control, candidate = history.arm(CONTROL), history.arm(CANDIDATE)
     pairs = [
@@ -64,26 +65,70 @@ def paired_equality(history: History) -> CheckResult:
     findings, equal = _compare(history, pairs)
     if controls_equal(history).verdict is not Verdict.PASS:
         findings = _not_laid_to_reuse(findings, pairs)
+    findings = _under_noise(findings, _unrepeated(history))
     return _conclude(PAIRED, findings, len(pairs), f"{equal}/{len(pairs)} generations equal")
 
 
 def _not_laid_to_reuse(findings: list[Finding], pairs: list[Comparison]) -> list[Finding]:
     """Differences where nothing was reused, and others of the same case, are unknown."""
-    cold = {pair.subject.op: pair.case for pair in pairs if all(map(_reused_nothing, (pair.reference, pair.subject)))}
+    cold = {pair.subject.op: pair for pair in pairs if all(map(_reused_nothing, (pair.reference, pair.subject)))}
     differing = {found.place.op for found in findings if found.code == "tokens_differ"}
-    apart = {cold[op] for op in differing if op in cold and op.endswith(f".{OperationName.COLD.value}")}
+    apart = {cold[op].case for op in differing if op in cold and op.endswith(f".{OperationName.COLD.value}")}
     found = []
     for one in findings:
-        if one.code != "tokens_differ" or not (one.place.op in cold or one.place.case in apart):
-            found.append(one)
+        pair = cold.get(one.place.op or "")
+        if one.code != "tokens_differ" or (pair is None and one.place.case not in apart):
+            found.append(_no_module(one, pair))
             continue
-        why = "neither reused anything" if one.place.op in cold else "their cold runs differ too"
+        why = "their cold runs differ too" if pair is None else "neither reused anything"
         message = (
-            f"{one.message}, and {why}: the two engines do not compute alike, and nothing can be laid to reuse "
-            "(--reference shows whether the control repeats itself)"
+            f"{one.message}, and {why}: not repeatable, the two engines do not compute alike, and nothing can be laid "
+            "to reuse (--reference shows whether the control repeats itself)"
         )
-        found.append(unknown("cold_differs", message, one.place, one.evidence))
+        named = _named(pair) if pair is not None else None
+        found.append(_unknown("cold_differs", message, one, named))
     return found
+
+
+def _no_module(finding: Finding, cold: Comparison | None) -> Finding:
+    """Cold runs of other steps: where modules were traced, that none is named."""
+    if finding.code != "geometry_mismatch" or cold is None or cold.subject.op not in cold.subject.arm.traced:
+        return finding
+    return _unknown(finding.code, finding.message, finding, _named(cold))
+
+
+def _named(pair: Comparison) -> FirstModule:
+    (arm, op), (other, again) = pair.reference, pair.subject
+    return first_module(arm, op, other, again)
+
+
+def _unknown(code: str, message: str, of: Finding, named: FirstModule | None) -> Finding:
+    """`of` as unknown, with what the modules' traces show."""
+    if named is None:
+        return unknown(code, message, of.place, of.evidence)
+    place = of.place.model_copy(update={"layer": named.module, "rank": named.rank})
+    return unknown(code, f"{message}; {named.message}", place, [*of.evidence, *named.evidence])
+
+
+def _unrepeated(history: History) -> list[Finding]:
+    """Where the control computed one prompt cold twice, in the same steps, and answered differently."""
+    control = history.arm(CONTROL)
+    pairs = [pair for pair in _reload_pairs(history, control) if all(map(_reused_nothing, pair[1:3]))]
+    found = [(pair, one) for pair in pairs for one in _pair(history, pair) if one.code == "tokens_differ"]
+    return [_not_repeatable(one, pair) for pair, one in found]
+
+
+def _under_noise(findings: list[Finding], unrepeated: list[Finding]) -> list[Finding]:
+    """Differences of a candidate whose control does not repeat itself are unknown."""
+    if not unrepeated:
+        return findings
+    said = f"not repeatable: {unrepeated[0].place.arm} {unrepeated[0].place.op} is a second cold run and differs too"
+    return [
+        unknown("not_repeatable", f"{one.message}, {said}", one.place, [*one.evidence, *unrepeated[0].evidence])
+        if one.code == "tokens_differ"
+        else one
+        for one in findings
+    ]
 
 
 def _reused_nothing(side: Side) -> bool:
@@ -92,23 +137,33 @@ def _reused_nothing(side: Side) -> bool:
 
 
 def reload_equality(history: History) -> CheckResult:
-    """Reload against cold within the candidate; the control's own repeatability is shown apart."""
+    """Reload against cold within the candidate; the control's own repeatability is shown apart.
+
+    A control has no connector, so its reload is a second cold run: where that differs, no difference of the
+    candidate can be laid to reuse.
+    """
     findings, summaries, examined = list[Finding](), list[str](), 0
     for name in (CANDIDATE, CONTROL):
-        arm = history.arm(name)
-        cold = {case.id: op.op for case, op in history.generations(OperationName.COLD)}
-        pairs = [
-            Comparison(case.id, Side(arm, cold[case.id]), Side(arm, op.op), op.output_tokens)
-            for case, op in history.generations(OperationName.RELOAD)
-        ]
+        pairs = _reload_pairs(history, history.arm(name))
         found, equal = _compare(history, pairs)
         if name == CANDIDATE:
             examined = len(pairs)
-            findings += found
+            findings += _under_noise(found, _unrepeated(history))
         else:
-            findings += [_not_repeatable(finding) for finding in found]
+            by_op = {pair.subject.op: pair for pair in pairs}
+            findings += [_not_repeatable(finding, by_op[finding.place.op or ""]) for finding in found]
         summaries.append(f"{name} {equal}/{len(pairs)}")
     return _conclude(RELOAD, findings, examined, f"reloads equal to cold: {', '.join(summaries)}")
+
+
+def _reload_pairs(history: History, arm: ArmHistory) -> list[Comparison]:
+    """Every reload of an arm, against the cold run of its case."""
+    cold = {case.id: op.op for case, op in history.generations(OperationName.COLD)}
+    return [
+        Comparison(case.id, Side(arm, cold[case.id]), Side(arm, op.op), op.output_tokens)
+        for case, op in history.generations(OperationName.RELOAD)
+        if case.id in cold
+    ]
 
 
 def controls_equal(history: History) -> CheckResult:
@@ -226,11 +281,11 @@ def wrong_length(
         yield fail("wrong_length", f"{name}: {length} tokens, planned {planned}", place, [output.where])
 
 
-def _not_repeatable(finding: Finding) -> Finding:
+def _not_repeatable(finding: Finding, pair: Comparison) -> Finding:
     """A control that differs from itself says nothing of reuse, and makes every comparison doubtful."""
     if finding.code != "tokens_differ":
         return finding
-    return unknown("control_not_repeatable", finding.message, finding.place, finding.evidence)
+    return _unknown("control_not_repeatable", f"{finding.message}: not repeatable", finding, _named(pair))
 
 
 def _conclude(check: str, findings: list[Finding], examined: int, summary: str) -> CheckResult:

@@ -171,6 +171,10 @@ class ArmHistory:
     environments: list[Seen[r.EnvironmentObserved]] = field(default_factory=list)
     storages: list[Seen[r.StoragesDigested]] = field(default_factory=list)
     calls: list[Seen[r.CallCaptured]] = field(default_factory=list)
+    listings: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    """Outputs of traced steps, by rank and number of the listing."""
+    traced: dict[str, list[Seen[r.StepTraced]]] = field(default_factory=dict)
+    """Traced steps by operation."""
     resets: dict[str, list[Seen[r.CacheReset]]] = field(default_factory=dict)
     counters: dict[str, list[Seen[r.CountersRead]]] = field(default_factory=dict)
     lookups: dict[str, list[Seen[r.Lookup]]] = field(default_factory=dict)
@@ -357,6 +361,10 @@ def _source(rec: r.AttemptStarted) -> str:
     return f"commit {commit[:12]}{edited}" if commit else f"source {rec.source_sha256[:12]}"
 
 
+def _list_modules(arm: ArmHistory, seen: Seen[r.ModulesListed]) -> None:
+    arm.listings.setdefault((seen.rec.rank, seen.rec.listing), seen.rec.outputs)
+
+
 def _register(arm: ArmHistory, seen: Seen[r.RankRegistered]) -> None:
     if seen.rec.rank in arm.ranks:
         arm.ranks_again.append(seen)
@@ -399,6 +407,8 @@ class _Reader:
             r.InterventionApplied: lambda arm, seen: arm.interventions.append(seen),
             r.KernelsSelected: lambda arm, seen: arm.selected.append(seen),
             r.CallCaptured: lambda arm, seen: arm.calls.append(seen),
+            r.ModulesListed: _list_modules,
+            r.StepTraced: lambda arm, seen: arm.traced.setdefault(seen.rec.op, []).append(seen),
             r.StoragesDigested: lambda arm, seen: arm.storages.append(seen),
             r.EnvironmentObserved: lambda arm, seen: arm.environments.append(seen),
             r.CacheReset: lambda arm, seen: arm.resets.setdefault(seen.rec.op, []).append(seen),

@@ -13,7 +13,9 @@ from samestate.engines.cache_places import OURS, place_beside, server_binary
 from samestate.engines.lmcache_server import PACKAGE, LMCacheServer, require_known
 from samestate.engines.releases import ReleaseError, ensure, installed, known
 from samestate.engines.services import Service, ServiceError, ServiceSpec
+from samestate.evidence.controls import ENGINE_REPAIRS
 from samestate.evidence.records import Scalar
+from samestate.plans.engine_repairs import with_engine_repair
 from samestate.plans.load import with_connector
 from samestate.plans.markers import with_repair
 from samestate.plans.model import Connector, Plan
@@ -40,13 +42,15 @@ class Choice(NamedTuple):
             return plan
         if plan.markers is not None and self.repair and self == Choice(None, None, (), self.repair):
             return with_repair(plan, self.repair)
+        if self.repair in ENGINE_REPAIRS:
+            return with_engine_repair(self._replace(repair=None).put_into(plan), self.repair)
         changed = with_connector(plan, self.connector) if self.connector else plan
         if not (self.release or self.options or self.repair):
             return changed
         if not any(arm.connector == PACKAGE for arm in changed.arms):
             raise Failure(
                 "--lmcache-version, --connector-option and --repair are LMCache's; add --connector lmcache, "
-                "or leave them out"
+                f"or leave them out (--repair {', '.join(ENGINE_REPAIRS)} is vLLM's)"
             )
         options = dict(map(parse_option, self.options))
         return with_connector(changed, None, release=self.release, options=options, repair=self.repair)
@@ -65,7 +69,8 @@ def options_for_lmcache(command: C) -> C:
         click.option(
             "--repair",
             metavar="NAME",
-            help="Put a repair onto LMCache (strict-prefix), or onto vLLM in a marker plan (cpu-draft-rows, none).",
+            help="Put a repair onto LMCache (strict-prefix), onto vLLM (stable-topk, of GLM-5-Next's indexer), or onto "
+            "vLLM in a marker plan (cpu-draft-rows, none).",
         ),
         click.option(
             "--connector-option",
@@ -107,6 +112,9 @@ def beside(plan: Plan, engine: str) -> Beside:
     Raises `Failure` for what cannot be had, before anything runs.
     """
     ours = sorted({arm.connector for arm in plan.arms if arm.connector.startswith(OURS)})
+    repaired = sorted({arm.repair for arm in plan.arms if arm.repair in ENGINE_REPAIRS})
+    if repaired and engine != "vllm":
+        raise Failure(f"--repair: {repaired[0]} is of vLLM's code; use --engine vllm, or leave it out")
     if ours and engine == "sim":
         raise Failure(f"--engine sim: has no {ours[0]}; use --engine vllm, or another --connector")
     if "samestate-valkey" in ours and server_binary() is None:

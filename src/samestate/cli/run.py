@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ from samestate.engines.sim import SimEngine
 from samestate.engines.sim.budget import SimBudgetEngine
 from samestate.engines.transformers import TransformersEngine
 from samestate.engines.vllm import VllmEngine
+from samestate.evidence.controls import CAPTURE_VARIABLE, EVERY_MODULE
 from samestate.evidence.seal import SEAL_NAME
 from samestate.faults.catalogue import FAULTS, EngineKind, Site, faults_on
 from samestate.lab.gates import no_gates
@@ -72,6 +74,9 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--reference", type=_FOLDER, metavar="ARCHIVE", help="Hold the live control against this one's control.")
 @click.option("--known", metavar="FILE", help="Findings that are accepted: a file, or the name of a shipped one.")
 @click.option("--engine", type=click.Choice(["vllm", "sim", "transformers"]), default="vllm", show_default=True)
+@click.option(
+    "--trace-modules", is_flag=True, help="Digest every module's outputs, to name the first that differs between runs."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the judgement as JSON.")
 @click.pass_context
 def run(
@@ -90,6 +95,7 @@ def run(
     reference: Path | None,
     known: str | None,
     engine: str,
+    trace_modules: bool,
     as_json: bool,
 ) -> None:
     """Run PLAN (a shipped name, a file or a lock), seal the archive and judge it."""
@@ -114,6 +120,8 @@ def run(
         make_engine = _simulated(chosen)
     accepted = known_file(known) if known is not None else None
     needed = beside(chosen, engine)
+    if trace_modules:
+        _require_traceable(chosen, engine)
     request = RunRequest(
         plan=chosen,
         model=model_folder(chosen, None if chosen.engine.model == str(model) else model),
@@ -128,6 +136,7 @@ def run(
         make_service=needed.make_service,
         ledger=_ledger(plan, chosen),
         run_gate=run_gate if engine == "vllm" else no_gates,
+        environment=_tracing() if trace_modules else {},
     )
     result = run_request(request)
     judgement = judge_archive(result.archive, None, known=accepted)
@@ -159,6 +168,22 @@ def _require_fault(fault: str, plan: Plan, engine: str) -> None:
     if engine == "sim" and fault not in SimEngine.conducts:
         has = ", ".join(SimEngine.conducts)
         raise Failure(f"--fault: the simulated engine has only {has}; choose that or leave out --engine sim")
+
+
+def _require_traceable(plan: Plan, engine: str) -> None:
+    """Raise `Failure` where no module can be watched."""
+    if engine != "vllm":
+        raise Failure("--trace-modules: only vLLM's modules are traced; use --engine vllm, or leave it out")
+    if plan.latency is not None or plan.markers is not None or plan.engine.core != "here":
+        raise Failure(f"--trace-modules: plan {plan.name} has engines whose modules are not reached; leave it out")
+    if not plan.engine.settings.get("enforce_eager") and "--enforce-eager" not in plan.engine.serve_args:
+        raise Failure("--trace-modules: modules of a compiled model are not seen; add --serve-args '--enforce-eager'")
+
+
+def _tracing() -> dict[str, str]:
+    """What tells engines to trace, and whatever else the user has asked to be captured."""
+    names = os.environ.get(CAPTURE_VARIABLE)
+    return {CAPTURE_VARIABLE: ",".join(filter(None, (names, EVERY_MODULE)))}
 
 
 def _milliseconds(time: str) -> int:

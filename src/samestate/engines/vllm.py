@@ -60,6 +60,8 @@ from samestate.engines.children.protocol import (
     WasReset,
 )
 from samestate.engines.processes import await_end, identity, kill_session, log_tail, session_members
+from samestate.evidence.controls import ENGINE_REPAIRS
+from samestate.evidence.marker_records import REPAIRS
 from samestate.evidence.records import EngineStarted, Scalar
 
 CLOSE_SECONDS = 30.0
@@ -143,6 +145,9 @@ class VllmEngine(Engine):
     def _environment(self) -> dict[str, str]:
         environment = os.environ | dict(self._spec.environment)
         environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(self._spec.core == "own-process"))}
+        if self._spec.repair in ENGINE_REPAIRS:
+            asked = [name for name in environment.get(REPAIRS, "").split(",") if name and name != self._spec.repair]
+            environment[REPAIRS] = ",".join([*asked, self._spec.repair])
         if self._spec.packages is not None:
             others = os.environ.get("PYTHONPATH")
             environment["PYTHONPATH"] = os.pathsep.join([str(self._spec.packages), *([others] if others else [])])

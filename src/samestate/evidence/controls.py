@@ -15,6 +15,10 @@ MATCHED_SCHEDULE = "matched-schedule"
 what it wraps."""
 REPAIR = "repair"
 """A release's functions are replaced (`InterventionApplied` names them). Hash: of the repairs' source."""
+STABLE_TOPK = "stable-topk"
+"""A repair of vLLM: pool ids of GLM-5-Next's sparse indexer are sorted before attention sums in their order."""
+ENGINE_REPAIRS = (STABLE_TOPK,)
+"""Repairs of the engine itself, not of a connector: in every process of every arm's engine."""
 CONTROLS = (TUNER_PROFILE, MATCHED_SCHEDULE, REPAIR)
 
 PROFILE_VARIABLE = "SAMESTATE_TUNER_PROFILE"
@@ -36,10 +40,16 @@ STORAGES_VARIABLE = "SAMESTATE_STORAGES"
 """``1``: every rank digests its named parameters and buffers, at the start and at the end. It changes nothing."""
 
 CAPTURE_VARIABLE = "SAMESTATE_CAPTURE"
-"""Modules whose calls are captured, with commas between: full names, or unique ends of them. It changes nothing."""
+"""Modules whose calls are captured, with commas between: full names, or unique ends of them. `EVERY_MODULE`: outputs of
+all modules of the decoder layers. It changes nothing."""
+EVERY_MODULE = "*"
 CAPTURE_LIMIT_VARIABLE = "SAMESTATE_CAPTURE_LIMIT"
 """Calls of each that are kept; unset: `CAPTURE_LIMIT`."""
 CAPTURE_LIMIT = 10_000
+TRACE_LIMIT = 160
+"""Of `EVERY_MODULE`: steps of an engine that are kept, where the limit above is unset."""
+TRACE_STEPS = 4
+"""Of `EVERY_MODULE`: the first steps of each operation, in which a prompt is computed."""
 
 
 def sources_sha256(sources: dict[str, str]) -> str:

@@ -113,6 +113,36 @@ class CallsCounted(Record, frozen=True, kw_only=True, tag="calls_counted"):
     captured: NonNegative
 
 
+class ModulesListed(Record, frozen=True, kw_only=True, tag="modules_listed"):
+    """Which outputs a traced step of a rank has, in the order in which they came; only where it was asked for."""
+
+    rank: NonNegative
+    listing: NonNegative
+    """Number of this list on this rank."""
+    outputs: list[str]
+    """``model.layers.3.mlp``; ``…mlp [1]`` of several; ``…mlp (args[0])``: it returned none, and was given this."""
+
+
+class StepTraced(Record, frozen=True, kw_only=True, tag="step_traced"):
+    """Outputs of all modules of the decoder layers in one step, by digest; only where it was asked for."""
+
+    rank: NonNegative
+    op: str
+    """The operation whose one request the step belongs to."""
+    step: NonNegative
+    """Of this operation; its first ones are traced."""
+    at_ns: NonNegative
+    """When it began, by the clock of `Line.t_ns`; the record is written when the engine stops."""
+    tokens: NonNegative
+    """That the model was given; 0: it does not say. Of an output with more rows only so many are digested."""
+    listing: NonNegative
+    digests: str
+    """Of each output in the listing's order, `TRACE_DIGITS` hex digits: of dtype, shape and values."""
+
+
+TRACE_DIGITS = 16
+
+
 class KernelSelection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration that an autotuned kernel ran with, for one key (requirements 53, 56)."""
 

@@ -33,7 +33,7 @@ BUDGET_FAULT = "SAMESTATE_BUDGET_FAULT"
 REPAIRS = "SAMESTATE_VLLM_REPAIRS"
 """Environment variable of an engine's processes: repairs of vLLM to put on, by name, separated by commas."""
 CPU_DRAFT_ROWS = "cpu-draft-rows"
-"""The one repair there is: drafts on a CPU are sampled with their request's temperature, top-k and top-p."""
+"""The one repair of sampling: drafts on a CPU are sampled with their request's temperature, top-k and top-p."""
 
 REPLACES: Mapping[str, frozenset[str]] = MappingProxyType(
     {

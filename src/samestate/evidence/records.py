@@ -24,7 +24,9 @@ from samestate.evidence.ground_records import (
     EnvironmentObserved,
     KernelSelection,
     KernelsSelected,
+    ModulesListed,
     PatchedFile,
+    StepTraced,
     StorageRow,
     StoragesDigested,
 )
@@ -49,6 +51,7 @@ __all__ = [
     "EnvironmentObserved",
     "KernelSelection",
     "KernelsSelected",
+    "ModulesListed",
     "NonNegative",
     "PatchedFile",
     "PatchedFunction",
@@ -56,6 +59,7 @@ __all__ = [
     "Record",
     "Scalar",
     "Sha256",
+    "StepTraced",
     "StorageRow",
     "StoragesDigested",
 ]
@@ -307,11 +311,13 @@ class ServiceStopped(Record, frozen=True, kw_only=True, tag="service_stopped"):
 
 
 class InterventionApplied(Record, frozen=True, kw_only=True, tag="intervention_applied"):
-    """A repair was put onto a connector's release, in this process (requirements 48)."""
+    """A repair was put onto a connector's release, in this process (requirements 48), or onto vLLM, on a rank."""
 
     name: str
     functions: list[PatchedFunction]
     """Exactly those that were replaced."""
+    rank: NonNegative | None = None
+    """Of a repair of vLLM: in the process of this rank. None: in the process that writes the stream."""
 
 
 # --- operations (client) ----------------------------------------------------------------------
@@ -637,6 +643,8 @@ AnyRecord = (
     | StoragesDigested
     | CallCaptured
     | CallsCounted
+    | ModulesListed
+    | StepTraced
     | RankRegistered
     | EngineStopped
     | EngineKilled

@@ -12,7 +12,7 @@ sample and the one that schedules each write a stream into that folder: ``budget
 ``SAMESTATE_BUDGET_ARM``       the arm's name in the streams; required beside the folder
 ``SAMESTATE_BUDGET_CAPACITY``  records that each ring holds between two steps; 4096 if unset
 ``SAMESTATE_BUDGET_FAULT``     a fault to inject (`budget_armoury`), which the trace must show; needs the folder
-``SAMESTATE_VLLM_REPAIRS``     repairs of vLLM to put on, opt-in: ``cpu-draft-rows``; needs no folder
+``SAMESTATE_VLLM_REPAIRS``     repairs of vLLM to put on, opt-in: ``cpu-draft-rows``, ``stable-topk``; needs no folder
 =============================  =============================================================
 
 A stream that exists is not overwritten: the next is ``budget-0.2.jsonl``. A rank's stream begins with
@@ -34,7 +34,11 @@ from __future__ import annotations
 import os
 from typing import Literal
 
+from samestate.evidence.controls import STABLE_TOPK
 from samestate.evidence.marker_records import BUDGET_FAULT, CPU_DRAFT_ROWS, REPAIRS, TRACE_FOLDER
+
+POOLS_MODULE = "vllm.models.glm5next.nvidia.ops.kpool_compress"
+"""Where `topk_repair` replaces a function."""
 
 _registered = False
 
@@ -69,10 +73,11 @@ def register() -> None:
 def _repair(names: str) -> None:
     from samestate.instruments.budget_sources import BudgetRecorderError, when_imported
 
+    known = {CPU_DRAFT_ROWS: ("vllm.utils.cpu_triton_utils", _draft_rows), STABLE_TOPK: (POOLS_MODULE, _stable_topk)}
     for name in filter(None, names.split(",")):
-        if name != CPU_DRAFT_ROWS:
-            raise BudgetRecorderError(f"{REPAIRS}: no repair is called {name!r}; use {CPU_DRAFT_ROWS}")
-        when_imported("vllm.utils.cpu_triton_utils", _draft_rows)
+        if name not in known:
+            raise BudgetRecorderError(f"{REPAIRS}: no repair is called {name!r}; use {' or '.join(known)}")
+        when_imported(*known[name])
 
 
 def _draft_rows() -> None:
@@ -80,6 +85,13 @@ def _draft_rows() -> None:
     from samestate.instruments.interventions import applied
 
     applied(CPU_DRAFT_ROWS, [expand_repair.ensure().before])
+
+
+def _stable_topk() -> None:
+    from samestate.instruments import topk_repair
+    from samestate.instruments.interventions import applied
+
+    applied(STABLE_TOPK, [topk_repair.repair()])
 
 
 def _schedule() -> None:

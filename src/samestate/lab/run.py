@@ -82,6 +82,8 @@ class RunRequest(NamedTuple):
     """Runs the gates of a marker plan."""
     armed: Mapping[str, str | None] = MappingProxyType({})
     """Faults to arm while the engine runs: by operation, which one it must find armed; no other operation finds any."""
+    environment: Mapping[str, str] = MappingProxyType({})
+    """Beside ours, for the processes of every engine: what instruments are told."""
 
 
 class RunResult(NamedTuple):
@@ -335,6 +337,7 @@ class _Attempt:
             packages=self._request.packages if connected else None,
             service=self._services.address(arm),
             repair=arm.repair,
+            environment=self._request.environment,
         )
 
     def _run_arm(self, arm: ArmPlan, engine: Engine, following: Engine | None) -> None:

@@ -13,6 +13,8 @@ from samestate.lab.doctor_report import Report
 from samestate.lab.obstacles import OURS, RESET
 from samestate.lab.serving import read_serve_args
 from samestate.models.fields import ConfigError
+from samestate.models.recipe import load_flags
+from samestate.plans.serve_args import settings_named
 
 Audit = Literal["off", "metadata", "digest"]
 ROTATE_BYTES = 64 * 2**20
@@ -87,6 +89,8 @@ def serve_line(
     transfer = json.dumps(transfer_config(request))
     ranks = [] if request.tensor_parallel in (None, 1) else ["--tensor-parallel-size", str(request.tensor_parallel)]
     own = ["--enable-prefix-caching", "--enable-prompt-tokens-details", *ranks, "--kv-transfer-config", transfer]
+    if "load_format" not in settings_named(request.serve_args):
+        own = [*load_flags(request.model), *own]
     # The doctor's child knows the engine's flags; that of the frontend is no business of it.
     asked = [word for word in own if word != "--enable-prompt-tokens-details"]
     report = _examine(request, asked, ask_vllm, release, stage)

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from samestate.evidence.canonical import canonical_json, sha256_hex
+from samestate.evidence.controls import ENGINE_REPAIRS
 from samestate.evidence.records import OperationName, Scalar
 from samestate.evidence.seal import SEAL_NAME, SUMS_NAME, read_pair, read_sums
+from samestate.plans.engine_repairs import check_engine_repairs
 from samestate.plans.errors import PlanError, nearest, parse_model, quoted
 from samestate.plans.files import parse, read_bytes, to_json
 from samestate.plans.latency import check_latency, check_side_by_side
@@ -354,6 +356,7 @@ def _check_arms(plan: Plan) -> None:
             )
         if arm.settings and arm.name != BATCHED:
             raise PlanError(f"arms[{index}].settings: only arm {BATCHED!r} has its own; put them into engine.settings")
+    check_engine_repairs(plan)
     if plan.scenario or plan.latency or OperationName.RELOAD in plan.operations:
         _check_connected_arms(plan)
     elif [(arm.name, arm.connector) for arm in plan.arms] != [(CANDIDATE, "none")]:
@@ -385,7 +388,8 @@ def _check_connected_arms(plan: Plan) -> None:
             raise PlanError(f"{where}.service: nothing ran before this arm; remove it or say whom the arm follows")
         if arm.connector != "lmcache":
             for field in ("release", "options", "repair"):
-                if getattr(arm, field) and not (field == "options" and arm.connector in known_options):
+                fits = {"options": arm.connector in known_options, "repair": arm.repair in ENGINE_REPAIRS}
+                if getattr(arm, field) and not fits.get(field):
                     raise PlanError(f"{where}.{field}: is for connector 'lmcache', not {arm.connector!r}; remove it")
         known = known_options.get(arm.connector)
         if known is not None and (unknown := sorted(set(arm.options) - set(known))):

@@ -81,7 +81,7 @@ class ArmPlan(Frozen):
     options: dict[str, Scalar] = {}
     """Of the connector and its service, under upstream's names; what is not here keeps upstream's default."""
     repair: Slug | None = None
-    """A repair put onto the release (`samestate.instruments.repairs`)."""
+    """A repair put onto the release (`samestate.instruments.repairs`), or in all arms onto vLLM itself."""
     follows: Slug | None = None
     """The arm whose external cache this one finds, in a new engine."""
     service: Literal["kept", "restarted"] = "kept"

@@ -8,6 +8,7 @@ from typing import Any
 from vllm.config import KVTransferConfig
 
 from samestate.engines.children.protocol import Start
+from samestate.evidence.controls import ENGINE_REPAIRS
 
 
 def transfer_config(command: Start) -> KVTransferConfig | None:
@@ -16,11 +17,12 @@ def transfer_config(command: Start) -> KVTransferConfig | None:
         return None
     if command.connector not in _CONNECTORS:
         raise ValueError(f"connector {command.connector!r}: unknown; use none, {', '.join(_CONNECTORS)}")
+    repair = command.repair if command.repair not in ENGINE_REPAIRS else None
     # A failed load must show: recomputing would hide it.
     inner = {"kv_role": "kv_both", "kv_load_failure_policy": "fail"} | _CONNECTORS[command.connector](command)
     if command.audit_level == "off":
-        if command.repair is not None:
-            raise ValueError(f"repair {command.repair!r}: is put on by the audit; use audit level metadata or above")
+        if repair is not None:
+            raise ValueError(f"repair {repair!r}: is put on by the audit; use audit level metadata or above")
         return KVTransferConfig(**inner)
     return KVTransferConfig(
         kv_connector="AuditConnector",
@@ -35,7 +37,7 @@ def transfer_config(command: Start) -> KVTransferConfig | None:
                 "level": command.audit_level,
                 "save_delay_ms": command.save_delay_ms,
                 "fault": command.fault,
-                "repair": command.repair,
+                "repair": repair,
             },
         },
     )

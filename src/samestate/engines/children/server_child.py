@@ -23,6 +23,7 @@ from samestate.engines.children.identity import own_process
 from samestate.engines.children.lifetime import end_session_with
 from samestate.engines.children.protocol import Serve, Start
 from samestate.evidence.records import Scalar
+from samestate.models.recipe import load_settings
 
 SHUTDOWN_SECONDS = 20
 """For the engine core to end in order; vLLM's own default kills it, and what it was writing."""
@@ -75,7 +76,7 @@ def _arguments(serve: Serve) -> Namespace:
 
     # A plan knows settings by their whole names; an abbreviated flag would go unnoticed.
     parser = moved("make_arg_parser")(FlexibleArgumentParser(prog="vllm serve", allow_abbrev=False))
-    parser.set_defaults(**{"shutdown_timeout": SHUTDOWN_SECONDS, **serve.settings})
+    parser.set_defaults(**{"shutdown_timeout": SHUTDOWN_SECONDS, **load_settings(serve.model), **serve.settings})
     return parser.parse_args(
         [
             *("--model", serve.model, "--served-model-name", serve.served_name),

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, DynamicCache, Gen
 from transformers.cache_utils import Cache
 
 from samestate.evidence.records import Scalar
+from samestate.models.recipe import load_settings
 
 HEAD = "lm_head.weight"
 DTYPES = ("bfloat16", "float16", "float32")
@@ -32,6 +33,8 @@ class Model:
             raise LoadError(f"dtype: must be one of {', '.join(DTYPES)}, not {dtype!r}")
         if attention not in ATTENTION:
             raise LoadError(f"attn_implementation: must be one of {', '.join(ATTENTION)}, not {attention!r}")
+        if load_settings(folder):
+            raise LoadError(f"{folder}: holds a recipe in place of weights, which vLLM alone follows; use a tiny model")
         self.config = AutoConfig.from_pretrained(folder)
         self.text_config = self.config.get_text_config(decoder=True)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -35,12 +35,16 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from samestate.engines.children.commands import answer_commands
 from samestate.engines.children.connectors import transfer_config
 from samestate.engines.children.control_state import (
+    attend,
     begin_capture,
     captured,
     controls_in_force,
+    engine_repairs,
     environments,
     kernels_selected,
+    repairs_in_force,
     storages,
+    tracing,
 )
 from samestate.engines.children.describing import effective_settings, eos_token_ids, identity_values, versions
 from samestate.engines.children.identity import own_process
@@ -87,6 +91,7 @@ from samestate.instruments.layout import checkpoint_interval, configured_interva
 from samestate.instruments.matched_schedule import match_schedule
 from samestate.instruments.recorded_scheduler import record_in_core
 from samestate.instruments.schedule import record_schedule
+from samestate.models.recipe import load_settings
 
 SETTLE_SECONDS = 30.0
 """Longest wait for saves after a request; what is still open then shows as never completed."""
@@ -138,7 +143,9 @@ class Child:
             for environment in environments(self.core.model_executor):
                 self.stream.append(environment)
             self._digest_storages(self.core, "start")
-            begin_capture(self.core.model_executor)
+            begin_capture(self.core.model_executor, self.engine.vllm_config)
+            for applied in repairs_in_force(self.core.model_executor, command.repair):
+                self.stream.append(applied)
         self._match_schedule()
         started = self._describe(command)
         self.stream.append(started)
@@ -172,6 +179,7 @@ class Child:
             detokenize=False,
             logprobs=2,  # the chosen token and the runner-up
         )
+        self._attend(command.asks[0].request if len(command.asks) == 1 else None)
         begun = time.monotonic()
         requests = [self._engine.add_request(ask.request, _prompt(ask), params) for ask in command.asks]
         last: dict[str, RequestOutput] = {}
@@ -180,6 +188,7 @@ class Child:
             for output in self._engine.step():
                 first_token_s.setdefault(output.request_id, time.monotonic() - begun)
                 last[output.request_id] = output
+        self._attend(None)
         if not self._save_delay_ms:
             self._settle()
         asked = zip((ask.request for ask in command.asks), requests, strict=True)
@@ -273,6 +282,11 @@ class Child:
             self.core.step_fn()
             time.sleep(0.0005)
 
+    def _attend(self, op: str | None) -> None:
+        """Tell the modules' trace, where there is one, which operation's steps come."""
+        if self.core is not None and tracing():
+            attend(self.core.model_executor, op)
+
     def _digest_storages(self, core: EngineCore, moment: Literal["start", "end"]) -> None:
         if os.environ.get(STORAGES_VARIABLE, "0") not in ("", "0"):
             for digested in storages(core.model_executor, moment):
@@ -290,12 +304,14 @@ class Child:
         for name in (SCHEDULE_VARIABLE, STORAGES_VARIABLE, CAPTURE_VARIABLE):
             if envs.VLLM_ENABLE_V1_MULTIPROCESSING and os.environ.get(name, "0") not in ("", "0"):
                 raise ValueError(f"{name}: needs the core in this process; leave it unset for this plan")
+        if envs.VLLM_ENABLE_V1_MULTIPROCESSING and (repairs := engine_repairs()):
+            raise ValueError(f"repair {repairs[0]!r}: is read back where the core runs in this process; leave it out")
 
     def _engine_args(self, command: Start) -> EngineArgs:
         parser = EngineArgs.add_cli_args(_Parser())
         # Where a tuner profile is in force nothing else may tune, unless somebody says so: the record shows it.
         untuned = {"enable_flashinfer_autotune": False} if os.environ.get(PROFILE_VARIABLE) else {}
-        parser.set_defaults(**untuned | command.settings)
+        parser.set_defaults(**untuned | load_settings(command.model) | command.settings)
         namespace = parser.parse_args(["--model", command.model, *command.serve_args])
         args = EngineArgs.from_cli_args(namespace)
         args.disable_log_stats = False

@@ -1,0 +1,166 @@
+"""Where cold runs differ, the first module whose output differs is named, or why none is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from samestate.checks.base import Finding, Verdict
+from samestate.evidence import records as r
+from samestate.evidence.ground_records import TRACE_DIGITS
+
+from . import builder as b
+from .test_equality import PAIRED, RELOAD, spoil
+from .test_geometry import split
+
+NAMES = ["model.layers.0.mlp", "model.layers.0", "model.layers.1.indexer", "model.layers.1"]
+COLD, AGAIN = "N32.cold", "N32.reload"
+
+
+def traced(
+    run: b.Run,
+    arm: str,
+    op: str,
+    *,
+    changed: int | None = None,
+    step: int = 0,
+    rank: int = 0,
+    names: list[str] = NAMES,
+    tokens: int = b.C,
+) -> None:
+    """One traced step of an operation; the outputs from `changed` on are other ones than usual."""
+    listing = sum(isinstance(rec, r.ModulesListed) for rec in run.scheduler(arm))
+    digests = [
+        f"{index + (100 if changed is not None and index >= changed else 0):0{TRACE_DIGITS}x}" for index in range(4)
+    ]
+    run.scheduler(arm).append(r.ModulesListed(rank=rank, listing=listing, outputs=names))
+    run.scheduler(arm).append(
+        r.StepTraced(
+            rank=rank, op=op, step=step, at_ns=0, tokens=tokens, listing=listing, digests="".join(digests[: len(names)])
+        )
+    )
+
+
+def cold_differs() -> b.Run:
+    """Control and candidate part in a cold run."""
+    run = b.build()
+    spoil(run, COLD)
+    spoil(run, AGAIN)
+    return run
+
+
+def found(run: b.Run, root: Path, check: str, op: str = COLD) -> Finding:
+    judgement = run.judge(root)
+    assert judgement.verdict is Verdict.UNKNOWN
+    (one,) = [finding for finding in b.result(judgement, check).findings if finding.place.op == op]
+    return one
+
+
+def test_the_first_module_of_two_engines_is_named(tmp_path: Path) -> None:
+    run = cold_differs()
+    traced(run, "control", COLD)
+    traced(run, "candidate", COLD, changed=2)
+    one = found(run, tmp_path / "a", PAIRED)
+    assert (one.code, one.place.layer, one.place.rank) == ("cold_differs", NAMES[2], 0)
+    assert "not repeatable" in one.message
+    assert one.message.endswith(
+        "; the first module output that differs is model.layers.1.indexer (step 0, rank 0, 2 outputs before it agree)"
+    )
+    assert [where.split(":")[0] for where in one.evidence[2:]] == [
+        "arms/control/scheduler.jsonl",
+        "arms/candidate/scheduler.jsonl",
+    ]
+
+
+def test_the_first_module_of_a_control_that_does_not_repeat_itself_is_named(tmp_path: Path) -> None:
+    run = b.build()
+    spoil(run, AGAIN, arm="control")
+    traced(run, "control", COLD)
+    traced(run, "control", AGAIN, changed=1)
+    one = found(run, tmp_path / "a", RELOAD, AGAIN)
+    assert (one.code, one.place.layer) == ("control_not_repeatable", NAMES[1])
+    assert "not repeatable; the first module output that differs is model.layers.0 (" in one.message
+
+
+def test_the_earliest_step_decides_whatever_the_rank(tmp_path: Path) -> None:
+    run = cold_differs()
+    for rank, step, changed in ((0, 0, None), (1, 0, 3), (0, 1, 0), (1, 1, 0)):
+        traced(run, "control", COLD, rank=rank, step=step)
+        traced(run, "candidate", COLD, rank=rank, step=step, changed=changed)
+    one = found(run, tmp_path / "a", PAIRED)
+    assert (one.place.layer, one.place.rank) == (NAMES[3], 1)
+    assert "(step 0, rank 1, 7 outputs before it agree)" in one.message
+
+
+def test_without_records_the_finding_says_how_they_are_made(tmp_path: Path) -> None:
+    one = found(cold_differs(), tmp_path / "a", PAIRED)
+    assert one.place.layer is None
+    assert one.message.endswith(
+        "; no module outputs were recorded of control N32.cold (samestate run --trace-modules records them)"
+    )
+
+
+def test_an_operation_beyond_the_limit_says_what_bounds_the_trace(tmp_path: Path) -> None:
+    run = cold_differs()
+    traced(run, "control", "N31.cold")
+    assert found(run, tmp_path / "a", PAIRED).message.endswith(
+        "; no module outputs were recorded of control N32.cold (SAMESTATE_CAPTURE_LIMIT bounds them)"
+    )
+
+
+def test_outputs_that_agree_name_none(tmp_path: Path) -> None:
+    run = cold_differs()
+    for arm in ("control", "candidate"):
+        traced(run, arm, COLD)
+    one = found(run, tmp_path / "a", PAIRED)
+    assert one.place.layer is None
+    assert one.message.endswith("; the 4 module outputs recorded of their first 1 steps agree")
+
+
+def test_unequal_steps_name_none(tmp_path: Path) -> None:
+    run, op = b.build(), "N32.interposer-1"
+    spoil(run, op)
+    b.edit_rows(run, op, split)
+    for arm, changed in (("control", None), ("candidate", 0)):
+        traced(run, arm, op, changed=changed)
+    one = found(run, tmp_path / "a", PAIRED, op)
+    assert (one.code, one.place.layer) == ("geometry_mismatch", None)
+    assert "; their steps are unequal (step " in one.message and one.message.endswith("so no module is named")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"names": NAMES[::-1]}, "their modules ran otherwise in step 0 on rank 0, so none is named"),
+        ({"names": NAMES[:3]}, "their modules ran otherwise in step 0 on rank 0, so none is named"),
+        ({"tokens": 5}, "their modules ran otherwise in step 0 on rank 0, so none is named"),
+        ({"rank": 1}, "not the same ranks recorded module outputs, so no module is named"),
+        ({"step": 1}, "no module output was recorded of the same step of both"),
+    ],
+)
+def test_traces_of_other_make_name_none(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    run = cold_differs()
+    traced(run, "control", COLD)
+    traced(run, "candidate", COLD, changed=0, **change)  # type: ignore[arg-type]
+    one = found(run, tmp_path / "a", PAIRED)
+    assert (one.code, one.place.layer) == ("cold_differs", None)
+    assert said in one.message
+
+
+def test_a_listing_that_is_missing_names_none(tmp_path: Path) -> None:
+    run = cold_differs()
+    traced(run, "control", COLD)
+    traced(run, "candidate", COLD, changed=0)
+    b.drop(run.scheduler(), r.ModulesListed)
+    assert "so none is named" in found(run, tmp_path / "a", PAIRED).message
+
+
+def test_equal_outputs_pass_whatever_was_traced(tmp_path: Path) -> None:
+    """A module that differs decides nothing: tokens do."""
+    run = b.build()
+    traced(run, "control", COLD)
+    traced(run, "candidate", COLD, changed=2)
+    judgement = run.judge(tmp_path / "a")
+    assert judgement.verdict is Verdict.PASS
+    assert b.codes(judgement, PAIRED) == []
