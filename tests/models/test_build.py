@@ -40,8 +40,8 @@ def test_bytes_of_the_latent_hybrids_are_the_pinned_ones_and_small(tmp_path: Pat
     assert sum(file.stat().st_size for file in (tmp_path / name).iterdir()) < 4_000_000
 
 
-@pytest.mark.parametrize("name", SCRIPTED)
-def test_bytes_of_the_dense_pair_are_the_pinned_ones(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", (*SCRIPTED, "glm5-next-small", "qwen3-next-small"))
+def test_bytes_of_the_dense_pair_and_of_recipes_are_the_pinned_ones(tmp_path: Path, name: str) -> None:
     build(name, tmp_path / name)
     assert hashes(tmp_path / name) == PINS[name]
 

@@ -24,7 +24,7 @@ _BUDGETS = """
 
 Injected by `samestate run budget-grid --fault NAME`, into vLLM's own budget and sampling code or into the recorder that
 watches it; the simulated engine has no such faults. Tests hold what must catch them, and what it must name
-(`tests/instruments/test_budget_faults_vllm.py`). `rank-disagreement` needs `--serve-args '--tensor-parallel-size 2'`.
+(`tests/instruments/test_budget_faults_vllm.py`). `rank-disagreement` needs `--tp 2`.
 
 | fault | what it does | public reports | check that must fire | it must name |
 |---|---|---|---|---|

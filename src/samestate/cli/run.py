@@ -28,6 +28,7 @@ from samestate.cli.judging import (
 )
 from samestate.cli.plan import EXTERNAL, frozen
 from samestate.cli.progress import progress
+from samestate.cli.sizes import size
 from samestate.engines.base import Engine, EngineSpec
 from samestate.engines.gates import run_gate
 from samestate.engines.served import ServedVllm
@@ -57,6 +58,8 @@ SIMULATED = (
     "--tensor-parallel-size",
 )
 """Serve arguments that the simulated engine follows."""
+RANKS = ("--tensor-parallel-size", "-tp")
+"""How serve arguments say the number of ranks."""
 _FOLDER = click.Path(path_type=Path)
 
 
@@ -66,6 +69,8 @@ _FOLDER = click.Path(path_type=Path)
     "--model", type=_FOLDER, metavar="DIR", help="Your own checkpoint, or a model's name, instead of the plan's model."
 )
 @click.option("--serve-args", metavar="ARGS", help="Further `vllm serve` flags, one string. They win over the plan's.")
+@click.option("--tp", type=click.IntRange(1), metavar="N", help="Ranks: vLLM's --tensor-parallel-size.")
+@click.option("--external-cache", metavar="SIZE", help="Room of the external cache, e.g. 16GiB, instead of the plan's.")
 @click.option("--delay-saves", metavar="TIME", help="Hold back the completion of every save, e.g. 500ms or 2s.")
 @connector_options
 @click.option("--out", type=_FOLDER, metavar="DIR", help=f"The archive. Default: ./{RUNS}/<plan>-<UTC time>")
@@ -84,6 +89,8 @@ def run(
     plan: str,
     model: Path | None,
     serve_args: str | None,
+    tp: int | None,
+    external_cache: str | None,
     delay_saves: str | None,
     connector: Connector | None,
     lmcache_version: str | None,
@@ -101,7 +108,7 @@ def run(
     """Run PLAN (a shipped name, a file or a lock), seal the archive and judge it."""
     choice = Choice(connector, lmcache_version, connector_options, repair)
     plan = snapshots.counterpart(plan, engine)
-    chosen = _choose_plan(plan, model, serve_args, delay_saves, choice)
+    chosen = _choose_plan(plan, model, _with_ranks(serve_args, tp), external_cache, delay_saves, choice)
     snapshots.require_plan(chosen, engine)
     if fault is not None:
         _require_fault(fault, chosen, engine)
@@ -158,9 +165,8 @@ def _require_fault(fault: str, plan: Plan, engine: str) -> None:
             raise Failure("--fault: the simulated engine has no faults of reasoning budgets; leave out --engine sim")
         if fault not in budgets:
             raise Failure(f"--fault: {fault} acts on a cache; a marker plan has only {', '.join(budgets)}")
-        ranks = ("--tensor-parallel-size", "-tp")
-        if FAULTS[fault].site is Site.RANKS and not any(word.startswith(ranks) for word in plan.engine.serve_args):
-            raise Failure(f"--fault: {fault} needs two ranks; add --serve-args '--tensor-parallel-size 2'")
+        if FAULTS[fault].site is Site.RANKS and not any(word.startswith(RANKS) for word in plan.engine.serve_args):
+            raise Failure(f"--fault: {fault} needs two ranks; add --tp 2")
         return
     if fault in budgets:
         raise Failure(f"--fault: {fault} acts on reasoning budgets; choose plan {MARKERS}")
@@ -193,24 +199,44 @@ def _milliseconds(time: str) -> int:
     return int(found[1]) * (1000 if found[2] == "s" else 1)
 
 
-def _choose_plan(
-    name: str, model: Path | None, serve_args: str | None, delay_saves: str | None, choice: Choice
-) -> Plan:
-    plan = load(name)
+def _with_ranks(serve_args: str | None, tp: int | None) -> list[str]:
+    """Serve arguments, word by word. Raises `Failure` where they say the number of ranks too."""
     try:
-        arguments = shlex.split(serve_args or "")
+        words = shlex.split(serve_args or "")
     except ValueError as error:
         raise Failure(f"--serve-args: {error}; put the whole string in quotes and balance those in it") from None
+    if tp is None:
+        return words
+    if any(word.startswith(RANKS) for word in words):
+        raise Failure("--tp: --serve-args has a number of ranks too; leave one of them out")
+    return [*words, RANKS[0], str(tp)]
+
+
+def _choose_plan(
+    name: str,
+    model: Path | None,
+    serve_args: list[str],
+    external_cache: str | None,
+    delay_saves: str | None,
+    choice: Choice,
+) -> Plan:
+    plan = load(name)
     engine = plan.engine.model if model is None else _named(model)
-    changed = choice.put_into(with_engine(plan, model=engine, serve_args=arguments))
+    changed = choice.put_into(with_engine(plan, model=engine, serve_args=serve_args))
+    if external_cache is not None:
+        if all(arm.connector == "none" for arm in plan.arms):
+            raise Failure(f"--external-cache: no arm of plan {name} has an external cache; leave it out")
+        room = changed.engine.model_copy(update={"external_cache_bytes": size("--external-cache", external_cache)})
+        changed = changed.model_copy(update={"engine": room})
     if delay_saves is not None:
         instruments = changed.instruments.model_copy(update={"save_delay_ms": _milliseconds(delay_saves)})
         changed = changed.model_copy(update={"instruments": instruments})
     if plan.analyzer.source_sha256 is not None and changed != plan:
         raise Failure(
-            f"{name}: the plan is frozen, and --model, --serve-args, --delay-saves or an option of the connector would "
-            "change it; write engine.model: external, engine.serve_args, instruments.save_delay_ms or, in its arms, "
-            "connector, release, options and repair into its YAML and freeze that"
+            f"{name}: the plan is frozen, and --model, --serve-args, --tp, --external-cache, --delay-saves or an "
+            "option of the connector would change it; write engine.model: external, engine.serve_args, "
+            "engine.external_cache_bytes, instruments.save_delay_ms or, in its arms, connector, release, options and "
+            "repair into its YAML and freeze that"
         )
     return frozen(changed)
 

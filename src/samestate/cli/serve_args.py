@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
 
@@ -12,13 +11,13 @@ import msgspec
 
 from samestate.cli.failures import Failure
 from samestate.cli.progress import progress
+from samestate.cli.sizes import size
 from samestate.engines.inquiry import InquiryError
 from samestate.lab.serve_line import CONNECTORS, MODULE_SERVER, Line, LineRequest, serve_line
 from samestate.models import catalogue
 from samestate.models.configs import shipped
 from samestate.models.fields import ConfigError
 
-_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 DEV_WARNING = (
     "note: developer mode lets everybody who reaches the server reset its caches and read its settings; "
     "bind it to 127.0.0.1, or to a network that you trust"
@@ -77,7 +76,7 @@ def serve_args(
         connector=connector,
         serve_args=arguments,
         store=store,
-        memory_bytes=size(memory),
+        memory_bytes=size("--memory", memory),
         audit=audit,  # type: ignore[arg-type]
         audit_dir=audit_dir,
         reset=reset,
@@ -97,14 +96,6 @@ def serve_args(
     else:
         _print(line)
     ctx.exit(line.report.exit_code)
-
-
-def size(text: str) -> int:
-    """Bytes: ``8GiB``, ``512MiB``, ``1073741824``. Raises `Failure`."""
-    found = re.fullmatch(r"([1-9][0-9]{0,17})(|KiB|MiB|GiB|TiB)", text)
-    if found is None:
-        raise Failure(f"--memory: {text!r} is no size; say it as 8GiB, 512MiB or a number of bytes")
-    return int(found[1]) * _UNITS[found[2]]
 
 
 def _named(model: str) -> str:

@@ -1,7 +1,8 @@
-"""Build a tiny checkpoint of a real architecture: ``python -m samestate.models.build NAME DIR [--seed 0]``.
+"""Build a small checkpoint of a real architecture: ``python -m samestate.models.build NAME DIR [--seed 0]``.
 
-The bytes depend on name and seed alone (`weights`). `qwen3_next_tiny`, `glm5_next_tiny` and `kimi_linear_tiny` say how
-those hybrids are made, `marker_weights` and `scripts` how the dense pair `qwen3-tiny` and `qwen3-tiny-draft`.
+The bytes depend on name and seed alone (`weights`). `qwen3_next`, `glm5_next` and `kimi_linear` say how those hybrids
+are made, `marker_weights` and `scripts` how the dense pair `qwen3-tiny` and `qwen3-tiny-draft`. Models called small are
+for data-centre GPUs: in place of weights they have a recipe (`recipe`), and the engine makes the weights.
 """
 
 from __future__ import annotations
@@ -16,28 +17,45 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from samestate.models import glm5_next_tiny, kimi_linear_tiny, marker_weights, qwen3_next_tiny, scripts
-from samestate.models.tokenizer import tokenizer_files
+from samestate.models import marker_weights, recipe, scripts
+from samestate.models.tokenizer import LONGEST, tokenizer_files
 from samestate.models.weights import Weight, safetensors
 
 
-class Recipe(NamedTuple):
-    """How a model's weights come from its config and stream, and the words its tokenizer has beyond the common ones."""
+class Plan(NamedTuple):
+    """What says a model's weights, by file and stream, and the words its tokenizer has beyond the common ones."""
 
-    weights: Callable[[dict[str, Any], str], Iterator[Weight]]
+    file: str
+    content: Callable[[dict[str, Any], str], bytes]
+    """From config.json and the stream."""
     controls: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
 
 
+def _in_file(weights: Callable[[dict[str, Any], str], Iterator[Weight]], *words: tuple[str, ...]) -> Plan:
+    return Plan("model.safetensors", lambda config, stream: safetensors(weights(config, stream)), *words)
+
+
+def _drawn(name: str) -> Plan:
+    sketches = recipe.SKETCHES[name]
+    return _in_file(lambda config, stream: (sketch.weight(stream) for sketch in sketches(config)))
+
+
+def _in_place(name: str) -> Plan:
+    return Plan(recipe.FILE, lambda config, stream: recipe.written(name, config, stream).content())
+
+
 _SCRIPTED = (scripts.CONTROLS, scripts.WORDS)
-RECIPES = {
-    "glm5-next-tiny": Recipe(glm5_next_tiny.weights),
-    "kimi-linear-tiny": Recipe(kimi_linear_tiny.weights),
-    "qwen3-next-tiny": Recipe(qwen3_next_tiny.weights),
-    "qwen3-tiny": Recipe(marker_weights.target, *_SCRIPTED),
-    "qwen3-tiny-draft": Recipe(marker_weights.draft, *_SCRIPTED),
+PLANS = {
+    "glm5-next-small": _in_place("glm5-next"),
+    "glm5-next-tiny": _drawn("glm5-next"),
+    "kimi-linear-tiny": _drawn("kimi-linear"),
+    "qwen3-next-small": _in_place("qwen3-next"),
+    "qwen3-next-tiny": _drawn("qwen3-next"),
+    "qwen3-tiny": _in_file(marker_weights.target, *_SCRIPTED),
+    "qwen3-tiny-draft": _in_file(marker_weights.draft, *_SCRIPTED),
 }
-NAMES = tuple(RECIPES)
+NAMES = tuple(PLANS)
 
 
 def build(name: str, folder: Path, seed: int = 0) -> None:
@@ -65,20 +83,21 @@ def build(name: str, folder: Path, seed: int = 0) -> None:
 
 def _files(name: str, seed: int) -> dict[str, bytes]:
     data = resources.files("samestate.models") / "data" / name
-    recipe = RECIPES[name]
-    config = (data / "config.json").read_bytes()
+    plan = PLANS[name]
+    content = (data / "config.json").read_bytes()
+    config = json.loads(content)
     template = (data / "chat_template.jinja").read_text(encoding="utf-8")
     return {
-        "config.json": config,
+        "config.json": content,
         "generation_config.json": (data / "generation_config.json").read_bytes(),
-        **tokenizer_files(template, recipe.controls, recipe.words),
-        "model.safetensors": safetensors(recipe.weights(json.loads(config), f"{name}/{seed}")),
+        **tokenizer_files(template, plan.controls, plan.words, max(LONGEST, config.get("max_position_embeddings", 0))),
+        plan.file: plan.content(config, f"{name}/{seed}"),
     }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The program; the exit code is 2 for bad usage and for a folder that cannot be written."""
-    parser = argparse.ArgumentParser(prog="python -m samestate.models.build", description="Build a tiny checkpoint.")
+    parser = argparse.ArgumentParser(prog="python -m samestate.models.build", description="Build a small checkpoint.")
     parser.add_argument("name", metavar="NAME", help=f"one of: {', '.join(NAMES)}")
     parser.add_argument("folder", metavar="DIR", type=Path, help="where to build; absent or empty")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""The tiny models by name, the hashes of their files, and where they lie.
+"""Our models by name, the hashes of their files, and where they lie.
 
 A model is built once, in a child process, into the user's cache folder
 (``$SAMESTATE_CACHE``, else ``$XDG_CACHE_HOME/samestate``, else ``~/.cache/samestate``),
@@ -16,6 +16,13 @@ from samestate.folders import cache_root
 from samestate.plans.model import ModelIdentity
 
 PINS: dict[str, dict[str, str]] = {
+    "glm5-next-small": {
+        "config.json": "cbcc2dbe316a61bdcc8d1567d6338eb1b76bcb5a91702180731ae6f515928bdf",
+        "generation_config.json": "0efa599f4f85e12626d22374456920a1d7091d13cfad81cf6f2a283258013bb3",
+        "tokenizer.json": "ded144a7c1b2445a7599ef00cdc624e1484b74b7260bb2105a195073a6a4468b",
+        "tokenizer_config.json": "d5568f2e633cfb465e4797c86b110544e2f56e3432d40bda3285344c4cfb7e25",
+        "weights.json": "b60f97a058223ce8be12feeda1041824ba60e4db7ea860924a65b6e7527218cb",
+    },
     "glm5-next-tiny": {
         "config.json": "1a5b293bddd11e9a927b48002bce9eb1ccdf1e4f3aaba3982c335f243e24d6e0",
         "generation_config.json": "0efa599f4f85e12626d22374456920a1d7091d13cfad81cf6f2a283258013bb3",
@@ -29,6 +36,13 @@ PINS: dict[str, dict[str, str]] = {
         "model.safetensors": "6884df1f42511ec15fce575851c03d218c63c21522de56c69baed86e20b2fbf0",
         "tokenizer.json": "ded144a7c1b2445a7599ef00cdc624e1484b74b7260bb2105a195073a6a4468b",
         "tokenizer_config.json": "ffa0c9ec1ab9066a9180ce76a500b3ebdcc2416cc94522865d5665edde0725d5",
+    },
+    "qwen3-next-small": {
+        "config.json": "56a2a874e80c6cabae1294bc6c51e164f3691e572eafe6e8d276312076619adf",
+        "generation_config.json": "0efa599f4f85e12626d22374456920a1d7091d13cfad81cf6f2a283258013bb3",
+        "tokenizer.json": "ded144a7c1b2445a7599ef00cdc624e1484b74b7260bb2105a195073a6a4468b",
+        "tokenizer_config.json": "d5568f2e633cfb465e4797c86b110544e2f56e3432d40bda3285344c4cfb7e25",
+        "weights.json": "48093691cd33b507fbc7ea11a92fd70925a28368f0d75bdce193de17594ab9f4",
     },
     "qwen3-next-tiny": {
         "config.json": "de276e109012b45e24c20bbaa2c1794c390c221de93727813d5596be17d45c84",
@@ -52,7 +66,7 @@ PINS: dict[str, dict[str, str]] = {
         "tokenizer_config.json": "ffa0c9ec1ab9066a9180ce76a500b3ebdcc2416cc94522865d5665edde0725d5",
     },
 }
-"""SHA-256 of every file of a model built with seed 0."""
+"""SHA-256 of every file of a model built with seed 0. Those called small hold a recipe in place of weights."""
 
 
 class ModelError(Exception):

@@ -15,6 +15,8 @@ PAD, END_OF_TURN = "<|endoftext|>", "<|im_end|>"
 FIRST_BYTE = len(SPECIALS)
 FIRST_PAIR = FIRST_BYTE + 256
 VOCAB_SIZE = 512
+LONGEST = 65536
+"""Tokens of a sequence, where a model says no more."""
 DIGIT_IDS = range(FIRST_BYTE + 0x30, FIRST_BYTE + 0x3A)
 
 _FREQUENT = "etaoinshrdlucmfwypvbg"
@@ -26,8 +28,10 @@ def readable_ids() -> list[int]:
     return single + list(range(FIRST_PAIR, VOCAB_SIZE))
 
 
-def tokenizer_files(chat_template: str, controls: Sequence[str] = (), words: Sequence[str] = ()) -> dict[str, bytes]:
-    """The tokenizer files by name, the same bytes every time.
+def tokenizer_files(
+    chat_template: str, controls: Sequence[str] = (), words: Sequence[str] = (), longest: int = LONGEST
+) -> dict[str, bytes]:
+    """The tokenizer files by name, the same bytes every time. `longest`: tokens of a sequence.
 
     Ids from `VOCAB_SIZE` on: `controls`, each one token wherever it stands in a text, then `words`, which only decode.
     """
@@ -74,7 +78,7 @@ def tokenizer_files(chat_template: str, controls: Sequence[str] = (), words: Seq
         "chat_template": chat_template,
         "clean_up_tokenization_spaces": False,
         "eos_token": END_OF_TURN,
-        "model_max_length": 65536,
+        "model_max_length": longest,
         "pad_token": PAD,
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": None,

@@ -53,6 +53,13 @@ def bfloat16(value: float) -> int:
     return (pattern + 0x7FFF + (pattern >> 16 & 1)) >> 16
 
 
+@cache
+def evenly_spread(std: float, mean: float) -> array[int]:
+    """The 65536 equally likely values of a drawn tensor in rising order, as bfloat16 bits."""
+    half_width = sqrt(3.0) * std
+    return array("H", _spread(mean, half_width))
+
+
 def safetensors(weights: Iterable[Weight]) -> bytes:
     """The safetensors format: header length, JSON header padded to eight bytes, data in the same order."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -70,7 +77,7 @@ def safetensors(weights: Iterable[Weight]) -> bytes:
 
 
 def _draw(stream: str, count: int, std: float, mean: float) -> array[int]:
-    table = _evenly_spread(std, mean)
+    table = evenly_spread(std, mean)
     raw = _little_endian(array("H", shake_256(stream.encode()).digest(2 * count)))
     return array("H", map(table.__getitem__, raw))
 
@@ -79,13 +86,6 @@ def _little_endian(values: array[int]) -> array[int]:
     if sys.byteorder == "big":
         values.byteswap()
     return values
-
-
-@cache
-def _evenly_spread(std: float, mean: float) -> array[int]:
-    """The 65536 equally likely values, bfloat16."""
-    half_width = sqrt(3.0) * std
-    return array("H", _spread(mean, half_width))
 
 
 def _spread(mean: float, half_width: float) -> Iterator[int]:

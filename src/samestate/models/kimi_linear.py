@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from samestate.models.delta_weights import Tensors
-from samestate.models.weights import Weight
+from samestate.models.sketch import Sketch
 
 DECAY = (-9.0, 0.5)
 """Mean and standard deviation of the natural logarithm of the decay rate per token."""
 MLP, EXPERT = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
 
 
-def weights(config: dict[str, Any], stream: str) -> Iterator[Weight]:
+def weights(config: dict[str, Any]) -> Iterator[Sketch]:
     """Every tensor of the checkpoint under its public name."""
-    tensors = Tensors(config, stream)
+    tensors = Tensors(config)
     hidden, linear = config["hidden_size"], config["linear_attn_config"]
     yield tensors.embedding("model.embed_tokens.weight")
     for index in range(config["num_hidden_layers"]):
@@ -40,7 +40,7 @@ def weights(config: dict[str, Any], stream: str) -> Iterator[Weight]:
     yield tensors.output("lm_head.weight")
 
 
-def _recurrent(tensors: Tensors, name: str, config: dict[str, Any]) -> Iterator[Weight]:
+def _recurrent(tensors: Tensors, name: str, config: dict[str, Any]) -> Iterator[Sketch]:
     linear = config["linear_attn_config"]
     heads, size = linear["num_heads"], linear["head_dim"]
     yield from tensors.delta_attention(name, heads, size, linear["short_conv_kernel_size"])
@@ -49,7 +49,7 @@ def _recurrent(tensors: Tensors, name: str, config: dict[str, Any]) -> Iterator[
     yield tensors.drawn(f"{name}.A_log", 1, 1, heads, 1, std=std, mean=mean)
 
 
-def _latent(tensors: Tensors, name: str, config: dict[str, Any]) -> Iterator[Weight]:
+def _latent(tensors: Tensors, name: str, config: dict[str, Any]) -> Iterator[Sketch]:
     queries = config["num_attention_heads"] * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
     yield tensors.linear(f"{name}.q_proj.weight", queries, config["hidden_size"])
     yield from tensors.latent_attention(name, config)

@@ -1,11 +1,12 @@
-"""The weights of `glm5-next-tiny`: GLM-5.3-Flash's text model (delta attention, sparse attention with a pooled indexer,
-hyper-connections, mixture of experts), one period of its layers.
+"""The weights of `glm5-next-tiny` and `glm5-next-small`: GLM-5.3-Flash's text model (delta attention, sparse attention
+with a pooled indexer, hyper-connections, mixture of experts).
 
-Its config.json has the fields of the public model's own, `Glm5NextTextConfig` of transformers 5.19 (source: see
+Their config.json has the fields of the public model's own, `Glm5NextTextConfig` of transformers 5.19 (source: see
 ``data/configs/glm-5.3-flash.json``), and those that vLLM reads and that class does not set: ``mhc``, ``mla_use_nope``,
-``indexer_rope_interleave``, ``num_nextn_predict_layers``, ``scoring_func``, ``topk_method``. Widths, heads, experts,
-layers, vocabulary and ``index_topk`` are scaled down. Kinds of entries, their order, the pool of 16 and the four
-streams are not.
+``indexer_rope_interleave``, ``num_nextn_predict_layers``, ``scoring_func``, ``topk_method``. The tiny one is one period
+of layers; its widths, heads, experts, vocabulary and ``index_topk`` are scaled down. The small one has the public
+model's widths, heads, head sizes and ``index_topk``, so its C; layers, experts and vocabulary are fewer. Kinds of
+entries, their order, the pool of 16 and the four streams are the public model's in both.
 Left out: the vision tower, and the layers of multi-token prediction.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from samestate.models.delta_weights import Tensors
-from samestate.models.weights import Weight, constant
+from samestate.models.sketch import Sketch
 
 DECAY_BIAS = (-9.5, 0.5)
 """Mean and standard deviation of ``dt_bias``: five times its sigmoid is the decay rate per token."""
@@ -24,9 +25,9 @@ MIXING = 0.3
 MLP = ("gate_proj", "up_proj", "down_proj")
 
 
-def weights(config: dict[str, Any], stream: str) -> Iterator[Weight]:
+def weights(config: dict[str, Any]) -> Iterator[Sketch]:
     """Every tensor of the checkpoint under its public name."""
-    tensors = Tensors(config, stream)
+    tensors = Tensors(config)
     hidden = config["hidden_size"]
     yield tensors.embedding("model.embed_tokens.weight")
     for index, (kind, mlp) in enumerate(zip(config["layer_types"], config["mlp_layer_types"], strict=True)):
@@ -46,23 +47,23 @@ def weights(config: dict[str, Any], stream: str) -> Iterator[Weight]:
     yield tensors.output("lm_head.weight")
 
 
-def _hyper_connection(tensors: Tensors, name: str, streams: int, hidden: int) -> Iterator[Weight]:
+def _hyper_connection(tensors: Tensors, name: str, streams: int, hidden: int) -> Iterator[Sketch]:
     mixed = (2 + streams) * streams
     yield tensors.linear(f"{name}_fn", mixed, streams * hidden, MIXING)
     # Streams begin alike: without a bias of its own each would stay the others' copy.
     yield tensors.drawn(f"{name}_base", mixed, std=1.0)
-    yield constant(f"{name}_scale", 3, value=1.0)
+    yield tensors.constant(f"{name}_scale", 3, value=1.0)
 
 
-def _recurrent(tensors: Tensors, name: str, config: dict[str, Any]) -> Iterator[Weight]:
+def _recurrent(tensors: Tensors, name: str, config: dict[str, Any]) -> Iterator[Sketch]:
     heads, size = config["linear_num_heads"], config["linear_head_dim"]
     yield from tensors.delta_attention(name, heads, size, config["linear_conv_kernel_dim"])
     mean, std = DECAY_BIAS
     yield tensors.drawn(f"{name}.dt_bias", heads * size, std=std, mean=mean)
-    yield constant(f"{name}.A_log", heads, value=0.0)
+    yield tensors.constant(f"{name}.A_log", heads, value=0.0)
 
 
-def _sparse(tensors: Tensors, name: str, config: dict[str, Any]) -> Iterator[Weight]:
+def _sparse(tensors: Tensors, name: str, config: dict[str, Any]) -> Iterator[Sketch]:
     hidden, rank = config["hidden_size"], config["q_lora_rank"]
     yield tensors.linear(f"{name}.q_a_proj.weight", rank, hidden)
     yield tensors.norm(f"{name}.q_a_layernorm.weight", rank)
@@ -73,7 +74,7 @@ def _sparse(tensors: Tensors, name: str, config: dict[str, Any]) -> Iterator[Wei
     yield tensors.linear(f"{name}.indexer.wq_b.weight", heads * size, rank)
     yield tensors.linear(f"{name}.indexer.wk.weight", size, hidden)
     yield tensors.norm(f"{name}.indexer.k_norm.weight", size)
-    yield constant(f"{name}.indexer.k_norm.bias", size, value=0.0)
+    yield tensors.constant(f"{name}.indexer.k_norm.bias", size, value=0.0)
     yield tensors.linear(f"{name}.indexer.weights_proj.weight", heads, hidden)
     yield tensors.drawn(f"{name}.indexer.index_kpool_compress_ape", pool, size, std=0.5)
     yield tensors.linear(f"{name}.indexer.index_kpool_compress_gate", size, hidden)
