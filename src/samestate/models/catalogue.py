@@ -17,7 +17,7 @@ from samestate.plans.model import ModelIdentity
 
 PINS: dict[str, dict[str, str]] = {
     "glm5-next-small": {
-        "config.json": "cbcc2dbe316a61bdcc8d1567d6338eb1b76bcb5a91702180731ae6f515928bdf",
+        "config.json": "9a0d64de9720b34f1ecd830c0878ab2f9be511a0c364f2de3847be01b194427f",
         "generation_config.json": "0efa599f4f85e12626d22374456920a1d7091d13cfad81cf6f2a283258013bb3",
         "tokenizer.json": "ded144a7c1b2445a7599ef00cdc624e1484b74b7260bb2105a195073a6a4468b",
         "tokenizer_config.json": "d5568f2e633cfb465e4797c86b110544e2f56e3432d40bda3285344c4cfb7e25",

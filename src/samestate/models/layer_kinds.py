@@ -26,7 +26,7 @@ class Words(NamedTuple):
 
 
 QWEN = Words(frozenset({"linear_attention"}), frozenset({"full_attention"}))
-GLM = Words(frozenset({"linear_attention"}), frozenset({"full_attention", "indexed_attention"}))
+GLM = Words(frozenset({"linear_attention"}), frozenset({"full_attention", "indexed_attention", "deepseek_sparse_attention"}))
 MAMBA = Words(frozenset({"mamba", "linear_attention"}), frozenset({"attention", "full_attention"}))
 MIXED = Words(MAMBA.states | {"M"}, MAMBA.tokens | {"*"}, frozenset({"-", "E", "mlp", "moe"}))
 
