@@ -164,3 +164,33 @@ def test_equal_outputs_pass_whatever_was_traced(tmp_path: Path) -> None:
     judgement = run.judge(tmp_path / "a")
     assert judgement.verdict is Verdict.PASS
     assert b.codes(judgement, PAIRED) == []
+
+
+def test_a_control_whose_modules_compute_otherwise_takes_the_ground_from_the_candidates_difference(
+    tmp_path: Path,
+) -> None:
+    """Its answers agree by luck. Without the trace the same reload fails."""
+    run = b.build()
+    spoil(run, AGAIN)
+    assert RELOAD in b.failing(run.judge(tmp_path / "untraced"))
+    traced(run, "control", COLD)
+    traced(run, "control", AGAIN, changed=2)
+    judgement = run.judge(tmp_path / "traced")
+    assert b.failing(judgement) == set()
+    (one,) = b.result(judgement, RELOAD).findings
+    assert (one.code, one.verdict) == ("not_repeatable", Verdict.UNKNOWN)
+    assert one.message.endswith(
+        "control N32.reload is a second cold run and computes otherwise: the first module output that differs is "
+        "model.layers.1.indexer (step 0, rank 0, 2 outputs before it agree)"
+    )
+
+
+@pytest.mark.parametrize("other", [{}, {"changed": 2, "tokens": b.C + 1}, {"changed": 2, "rank": 1}])
+def test_a_control_whose_traces_agree_or_cannot_be_compared_leaves_the_failure(
+    tmp_path: Path, other: dict[str, int]
+) -> None:
+    run = b.build()
+    spoil(run, AGAIN)
+    traced(run, "control", COLD)
+    traced(run, "control", AGAIN, **other)  # type: ignore[arg-type]
+    assert RELOAD in b.failing(run.judge(tmp_path / "a"))

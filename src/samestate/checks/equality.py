@@ -110,21 +110,39 @@ def _unknown(code: str, message: str, of: Finding, named: FirstModule | None) ->
     return unknown(code, f"{message}; {named.message}", place, [*of.evidence, *named.evidence])
 
 
-def _unrepeated(history: History) -> list[Finding]:
-    """Where the control computed one prompt cold twice, in the same steps, and answered differently."""
+class Unrepeated(NamedTuple):
+    """A second cold run of the control that is not as the first."""
+
+    op: str
+    why: str
+    evidence: list[str]
+
+
+def _unrepeated(history: History) -> Unrepeated | None:
+    """Where the control computed one prompt cold twice, in the same steps, and answered or computed otherwise.
+
+    Equal answers may be luck: where modules were traced, their outputs must be equal too.
+    """
     control = history.arm(CONTROL)
     pairs = [pair for pair in _reload_pairs(history, control) if all(map(_reused_nothing, pair[1:3]))]
-    found = [(pair, one) for pair in pairs for one in _pair(history, pair) if one.code == "tokens_differ"]
-    return [_not_repeatable(one, pair) for pair, one in found]
+    for pair in pairs:
+        for one in _pair(history, pair):
+            if one.code == "tokens_differ":
+                return Unrepeated(pair.subject.op, "differs too", list(one.evidence))
+    for pair in pairs:
+        named = _named(pair)
+        if named.module is not None:
+            return Unrepeated(pair.subject.op, f"computes otherwise: {named.message}", list(named.evidence))
+    return None
 
 
-def _under_noise(findings: list[Finding], unrepeated: list[Finding]) -> list[Finding]:
+def _under_noise(findings: list[Finding], unrepeated: Unrepeated | None) -> list[Finding]:
     """Differences of a candidate whose control does not repeat itself are unknown."""
-    if not unrepeated:
+    if unrepeated is None:
         return findings
-    said = f"not repeatable: {unrepeated[0].place.arm} {unrepeated[0].place.op} is a second cold run and differs too"
+    said = f"not repeatable: {CONTROL} {unrepeated.op} is a second cold run and {unrepeated.why}"
     return [
-        unknown("not_repeatable", f"{one.message}, {said}", one.place, [*one.evidence, *unrepeated[0].evidence])
+        unknown("not_repeatable", f"{one.message}, {said}", one.place, [*one.evidence, *unrepeated.evidence])
         if one.code == "tokens_differ"
         else one
         for one in findings

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from samestate.checks.marker_history import MARKER_RECORDS, MarkerHistory
+from samestate.checks.opaque_groups import told_by_scheduler
 from samestate.checks.page_history import PAGE_RECORDS, PageHistory, Steps
 from samestate.checks.seen import MissingEvidence, Seen
 from samestate.evidence import records as r
@@ -505,6 +506,10 @@ class _Reader:
         if (source_plan := self._archive.source_plan_json(name)) is not None:
             arm.source_plan_sha256 = sha256_hex(source_plan)
             arm.source_plan = self._model(Plan, source_plan, f"arms/{name}/source-plan.json")
+        schedulers = [seen.rec for seen in arm.schedulers]
+        arm.ranks = {
+            rank: seen._replace(rec=told_by_scheduler(seen.rec, schedulers)) for rank, seen in arm.ranks.items()
+        }
         self._defects += self._absurd[name]
         return arm
 

@@ -21,7 +21,7 @@ from samestate.evidence.records import (
 from samestate.plans.model import ExpectedLayout
 
 CHECK = "layout"
-_WINDOWED = ("SlidingWindow", "ChunkedLocal")
+_WINDOWED = ("SlidingWindow", "ChunkedLocal", "CircularBuffer")
 """Cache specs that need only the last pages of a prefix."""
 
 

@@ -313,6 +313,8 @@ SUMS_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 STREAM = re.compile(r"arms/[^/]+/[A-Za-z0-9][A-Za-z0-9._-]*\.jsonl")
 LEVELS = ["host", "model", "request"]
 PAGE_LEVELS = ("digest", "poison")
+WRAPPER = "UniformTypeKVCacheSpecs"
+TRACE_DIGITS = 16
 MOST = 20
 """Defects told of one stream."""
 OLDER: tuple[str, ...] = ()
@@ -449,8 +451,9 @@ class Arm:
         "service_started",
         "service_stopped",
         "intervention_applied",
+        "modules_listed",
     )
-    BY_OP = ("operation_output", "operation_ended", "cache_reset", "counters_read")
+    BY_OP = ("operation_output", "operation_ended", "cache_reset", "counters_read", "step_traced")
 
     def take(self, seen: Seen) -> None:
         """Index a record. Raises OverflowError for a number beyond 2^63 where numbers are compared."""
@@ -486,6 +489,21 @@ class Arm:
             self.load(seen)
         elif kind in ("save_submitted", "save_completed"):
             self.save(seen)
+
+    def unwrap(self) -> None:
+        """A group whose spec may hold any kind is as the one scheduler has it, for the same layers."""
+        schedulers = self.all["scheduler_configured"]
+        if len(schedulers) != 1:
+            return
+        told = {group["group"]: group for group in schedulers[0].rec["engine_groups"]}
+        for rank, rec in self.ranks.items():
+            groups = []
+            for group in rec["engine_groups"]:
+                theirs = told.get(group["group"])
+                alike = group["spec"] == WRAPPER and theirs is not None and theirs["layers"] == group["layers"]
+                said = {"entry_kind": theirs["entry_kind"], "spec": theirs["spec"]} if theirs and alike else {}
+                groups.append({**group, **said})
+            self.ranks[rank] = {**rec, "engine_groups": groups}
 
     def load(self, seen: Seen) -> None:
         rec, job = seen.rec, (seen.rec["rank"], seen.rec["job"])
@@ -832,6 +850,7 @@ class Archive:
                     self.defect(f"{stream}:{seen.n + 1}", "holds numbers that no run can have")
         if imported:
             self.imported(arm, place, origins)
+        arm.unwrap()
         return arm
 
     def imported(self, arm: Arm, place: str, origins: set[str]) -> None:
@@ -1294,7 +1313,7 @@ def reload_equality(question: Question) -> Result:
 
 
 def unrepeated(question: Question) -> bool:
-    """The control computed a prompt cold twice, in the same steps, and answered differently."""
+    """The control computed a prompt cold twice, in the same steps, and answered differently or computed otherwise."""
     control, cold = question.arm(CONTROL), {one.case: one.op for one in question.generations("cold")}
     for one in question.generations("reload"):
         if one.case not in cold:
@@ -1302,8 +1321,33 @@ def unrepeated(question: Question) -> bool:
         runs = control.schedule(cold[one.case]), control.schedule(one.op)
         if all(rows and rows[0].start == 0 for rows in runs):
             found = unequal(question, control, cold[one.case], control, one.op, "differ")
-            if any(said == "differ" for said, _ in found):
+            if any(said == "differ" for said, _ in found) or traced_apart(control, cold[one.case], one.op):
                 return True
+    return False
+
+
+def traced_apart(arm: Arm, op: str, other: str) -> bool:
+    """In the same steps, a module's output is not what it was; False where the traces do not show it."""
+    steps = [
+        {(seen.rec["step"], seen.rec["rank"]): seen.rec for seen in arm.by_op["step_traced", name]}
+        for name in (op, other)
+    ]
+    if not all(steps) or apart(arm.schedule(op), arm.schedule(other), whole=True):
+        return False
+    if len({frozenset(rank for _, rank in side) for side in steps}) > 1:
+        return False
+    names: dict[tuple[int, int], list[str]] = {}
+    for seen in arm.all["modules_listed"]:
+        names.setdefault((seen.rec["rank"], seen.rec["listing"]), seen.rec["outputs"])
+    for key in sorted(steps[0].keys() & steps[1].keys()):
+        one, two = steps[0][key], steps[1][key]
+        listed = [names.get((rec["rank"], rec["listing"])) for rec in (one, two)]
+        outputs = listed[0]
+        whole = outputs is not None and outputs == listed[1] and one["tokens"] == two["tokens"]
+        if not whole or any(len(outputs or ()) * TRACE_DIGITS != len(rec["digests"]) for rec in (one, two)):
+            return False
+        if one["digests"] != two["digests"]:
+            return True
     return False
 
 
@@ -1848,7 +1892,7 @@ def loads_of(arm: Arm, op: str) -> list[Load]:
 
 # --- transfers ------------------------------------------------------------------------------------
 
-ONLY_LAST = ("SlidingWindow", "ChunkedLocal")
+ONLY_LAST = ("SlidingWindow", "ChunkedLocal", "CircularBuffer")
 """Specs that need the last pages of a prefix alone."""
 
 

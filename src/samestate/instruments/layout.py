@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 
 def entry_kind(spec: KVCacheSpec) -> EntryKind:
-    """Recurrent state cannot be trimmed by a token; everything else here is positional."""
+    """Recurrent state cannot be trimmed by a token; everything else here is positional.
+
+    A group whose layers' pages are of unequal size is recurrent where all of them are.
+    """
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        inner = {entry_kind(one) for one in spec.kv_cache_specs.values()}
+        return EntryKind.RECURRENT if inner == {EntryKind.RECURRENT} else EntryKind.ATTENTION
     return EntryKind.RECURRENT if isinstance(spec, MambaSpec) else EntryKind.ATTENTION
 
 

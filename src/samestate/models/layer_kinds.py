@@ -26,7 +26,9 @@ class Words(NamedTuple):
 
 
 QWEN = Words(frozenset({"linear_attention"}), frozenset({"full_attention"}))
-GLM = Words(frozenset({"linear_attention"}), frozenset({"full_attention", "indexed_attention", "deepseek_sparse_attention"}))
+SPARSE = frozenset({"indexed_attention", "deepseek_sparse_attention"})
+"""One kind, in the words of transformers 5.19 and of earlier releases."""
+GLM = Words(frozenset({"linear_attention"}), frozenset({"full_attention"}) | SPARSE)
 MAMBA = Words(frozenset({"mamba", "linear_attention"}), frozenset({"attention", "full_attention"}))
 MIXED = Words(MAMBA.states | {"M"}, MAMBA.tokens | {"*"}, frozenset({"-", "E", "mlp", "moe"}))
 
