@@ -34,8 +34,8 @@ from samestate.cache.connector import SamestateConnector
 NATIVE = "native"
 THREADED = "memory, by the thread"
 """Our memory again; the host worker leaves every load to its thread."""
-COPIED = "memory, copied"
-"""Our memory again, on CUDA; every load is left to vLLM's worker."""
+GATHERED = "memory, gathered"
+"""Our memory again, on CUDA; loads of small pieces are made by the kernel."""
 SETTLE_SECONDS = 60.0
 PARAMS = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
 
@@ -63,7 +63,7 @@ def children(places: dict[str, str | None], memory_bytes: int, device: str) -> l
         kind = {"file": "samestate-disk", "valkey": "samestate-valkey"}.get(scheme)
         tiers = [{"type": kind, "url": url}] if url else []
         options = {"cpu_bytes_to_use": memory_bytes, "secondary_tiers": tiers, "revision": "benchmark"}
-        options |= {"cuda_loads": "copy"} if name == COPIED else {}
+        options |= {"cuda_loads": "auto"} if name == GATHERED else {}
         child = _child("SamestateConnector", options)
         found.append(child | {"kv_connector_module_path": "samestate.cache.connector"})
     return found
@@ -237,5 +237,5 @@ def scratch(folder: Path, server: str | None, threaded: bool, device: str) -> di
     if threaded:
         return {"memory": None, THREADED: None}
     places: dict[str, str | None] = {"memory": None, "disk": (folder / "pages").as_uri()}
-    places |= {COPIED: None} if device == "cuda" else {}
+    places |= {GATHERED: None} if device == "cuda" else {}
     return places | ({"valkey": server} if server else {})

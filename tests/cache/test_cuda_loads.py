@@ -260,9 +260,9 @@ def test_shutdown_drains_and_reaches_vllm_even_when_the_device_fails(monkeypatch
 
 @pytest.mark.parametrize(
     ("pieces", "piece", "left"),
-    [(128, 2 * MIB, True), (127, 2 * MIB, False), (512, 2 * MIB, True), (2048, MIB, False), (1, 256 * MIB, True)],
+    [(128, 2 * MIB, True), (1, 256 << 10, True), (4096, 255 << 10, False), (1, 64 << 10, False)],
 )
-def test_only_large_jobs_of_large_pieces_are_left_to_the_copy(pieces: int, piece: int, left: bool) -> None:
+def test_jobs_of_large_pieces_are_left_to_the_copy(pieces: int, piece: int, left: bool) -> None:
     assert left_to_copy(JobSize(0, pieces, pieces * piece)) is left
 
 
@@ -319,7 +319,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("pinned")
 @pytest.mark.parametrize("unit", [16, 4])
-def test_auto_leaves_badly_aligned_pages_and_large_jobs_to_vllm(unit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_leaves_badly_aligned_pages_and_large_pieces_to_vllm(unit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gather, "trial", lambda *_: True)
     monkeypatch.setattr(cuda_loads, "Lane", lambda device: FakeLane())
     for mode, by_copy in (("auto", left_to_copy), ("gather", None)):
@@ -360,5 +360,5 @@ def test_the_handler_of_the_installed_vllm_is_known() -> None:
 
 def test_modes_are_three() -> None:
     assert [require_mode(mode) for mode in ("auto", "copy", "gather")] == ["auto", "copy", "gather"]
-    with pytest.raises(ValueError, match=r"cuda_loads: True is none of auto, copy, gather"):
+    with pytest.raises(ValueError, match=r"cuda_loads: True is none of copy, auto, gather"):
         require_mode(True)

@@ -112,7 +112,7 @@ class SamestateOffloadingSpec(TieringOffloadingSpec):
                 f"blocks_per_chunk={self.blocks_per_chunk}: samestate's tiers keep one block a page; "
                 "leave blocks_per_chunk and block_size out of kv_connector_extra_config"
             )
-        self._loads = cuda_loads.require_mode(self.extra_config.get(cuda_loads.OPTION, "auto"))
+        self._loads = cuda_loads.require_mode(self.extra_config.get(cuda_loads.OPTION, "copy"))
         self.kv_caches: CanonicalKVCaches | None = None
         self._host_worker: HostWorker | None = None
 
