@@ -105,6 +105,7 @@ def test_a_place_that_cannot_be_written_is_named_before_anything_runs(samestate:
     assert result.exit_code == 2 and "its folder does not exist" in result.output
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_ablation_names_the_kernel_whose_choice_changes_bits(samestate: Command, profile: Path) -> None:
     result = samestate("profile", "ablate", profile, "--json", "--", *TUNED)

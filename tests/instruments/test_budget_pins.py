@@ -54,8 +54,8 @@ def test_every_function_is_known_as_it_is_installed() -> None:
     ("module", "method"),
     [
         ("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output"),
-        ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._sample"),
-        ("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.sample"),
+        pytest.param("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._sample", marks=pytest.mark.deep),
+        pytest.param("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.sample", marks=pytest.mark.deep),
     ],
 )
 def test_a_vllm_of_other_source_does_not_start(module: str, method: str) -> None:

@@ -426,6 +426,7 @@ stream.close()
 """
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.parametrize(("version", "waits"), [("0.5.5", []), ("0.5.6", [([0], False), ([1], True)])])
 def test_before_a_preemption_only_the_newer_release_waits_and_goes_on_when_it_times_out(

@@ -57,6 +57,7 @@ assert report.receipt.reason.endswith("it has no _topp_sb_stats_kernel"), report
 """
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_the_gate_fires_and_is_silent() -> None:
     pytest.importorskip("triton")

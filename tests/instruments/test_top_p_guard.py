@@ -187,6 +187,7 @@ print(expand_batch_to_tokens(torch.tensor([0.5]), torch.tensor([3], dtype=torch.
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("asked", "right"), [(SPLIT_TOP_P, True), ("", False)])
 def test_the_entry_point_mends_vllm_on_a_cpu_where_it_is_asked_to(asked: str, right: bool) -> None:
     """As shipped, drafted rows get a temperature that nobody wrote."""
@@ -245,6 +246,7 @@ refused("has unknown source")
 """
 
 
+@pytest.mark.deep
 def test_the_repair_for_cpus_is_what_vllm_does_with_int64() -> None:
     done = child(EXPANDED)
     assert done.returncode == 0, done.stderr[-3000:]

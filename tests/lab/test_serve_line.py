@@ -209,6 +209,7 @@ for words in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.deep
 def test_vllms_own_parser_takes_the_lines() -> None:
     pytest.importorskip("vllm")
     made = [line(connector=name, store=STORES.get(name), tensor_parallel=2) for name in CONNECTORS]
@@ -230,6 +231,7 @@ def test_vllms_own_parser_takes_the_lines() -> None:
     ], done.stderr[-3000:]
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_flags_of_the_frontend_are_taken_and_unknown_ones_refused(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
