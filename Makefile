@@ -34,16 +34,18 @@ swap-demo: setup
 	@$(BIN)/python scripts/swap_demo.py
 
 test: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup -m 'not lmcache and not soak and not deep'
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m 'not vllm and not lmcache and not soak and not deep'
+	$(BIN)/python -m pytest -m 'vllm and not lmcache and not soak and not deep'
 
 test-deep: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup -m 'deep and not lmcache and not soak'
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist load -m 'deep and not vllm and not lmcache and not soak'
+	$(BIN)/python -m pytest -m 'deep and vllm and not lmcache and not soak'
 
 test-lmcache: setup
 	$(BIN)/python -m pytest -m lmcache
 
 explore: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup -m 'not vllm and not lmcache and not soak and not deep' --hypothesis-profile explore
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m 'not vllm and not lmcache and not soak and not deep' --hypothesis-profile explore
 
 soak: setup
 	$(BIN)/python -m pytest -m soak

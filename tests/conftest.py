@@ -23,13 +23,7 @@ settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("repeatable")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            # Engines bind to the same core: one worker has them all, one after another. A file's fixtures stay its own.
-            name = "engines" if item.get_closest_marker("vllm") else item.nodeid.partition("::")[0]
-            item.add_marker(pytest.mark.xdist_group(name))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if available():
         return
     for item in items:

@@ -42,9 +42,9 @@ def traced(
     )
 
 
-def cold_differs() -> b.Run:
+def cold_differs(ranks: int = 1) -> b.Run:
     """Control and candidate part in a cold run."""
-    run = b.build()
+    run = b.build(ranks=ranks)
     spoil(run, COLD)
     spoil(run, AGAIN)
     return run
@@ -84,7 +84,7 @@ def test_the_first_module_of_a_control_that_does_not_repeat_itself_is_named(tmp_
 
 
 def test_the_earliest_step_decides_whatever_the_rank(tmp_path: Path) -> None:
-    run = cold_differs()
+    run = cold_differs(ranks=2)
     for rank, step, changed in ((0, 0, None), (1, 0, 3), (0, 1, 0), (1, 1, 0)):
         traced(run, "control", COLD, rank=rank, step=step)
         traced(run, "candidate", COLD, rank=rank, step=step, changed=changed)
@@ -194,3 +194,37 @@ def test_a_control_whose_traces_agree_or_cannot_be_compared_leaves_the_failure(
     traced(run, "control", COLD)
     traced(run, "control", AGAIN, **other)  # type: ignore[arg-type]
     assert RELOAD in b.failing(run.judge(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("both", [{"tokens": 0}, {"rank": 7}])
+def test_traces_that_nothing_supports_leave_the_failure(tmp_path: Path, both: dict[str, int]) -> None:
+    """Rows of no step, and a rank that the engine does not have."""
+    run = b.build()
+    spoil(run, AGAIN)
+    traced(run, "control", COLD, **both)  # type: ignore[arg-type]
+    traced(run, "control", AGAIN, changed=2, **both)  # type: ignore[arg-type]
+    assert RELOAD in b.failing(run.judge(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("digits", ["f" * TRACE_DIGITS, "z" * TRACE_DIGITS])
+def test_an_output_that_nothing_later_shows_leaves_the_failure(tmp_path: Path, digits: str) -> None:
+    """A scratch buffer, or what is no digest: the step's last output is what it was."""
+    run = b.build()
+    spoil(run, AGAIN)
+    traced(run, "control", COLD)
+    traced(run, "control", AGAIN)
+    (step,) = [one for one in run.scheduler("control") if isinstance(one, r.StepTraced) and one.op == AGAIN]
+    b.edit(
+        run.scheduler("control"),
+        r.StepTraced,
+        {"digests": step.digests[:TRACE_DIGITS] + digits + step.digests[2 * TRACE_DIGITS :]},
+        op=AGAIN,
+    )
+    assert RELOAD in b.failing(run.judge(tmp_path / "a"))
+
+
+def test_a_trace_is_no_answer(tmp_path: Path) -> None:
+    """Of an operation that is not planned, a warm-up's say: both verifiers pass."""
+    run = b.build()
+    traced(run, "control", "warm-up")
+    assert run.judge(tmp_path / "a").verdict is Verdict.PASS

@@ -16,7 +16,7 @@ from samestate.checks.base import Finding, Verdict
 from samestate.faults.catalogue import FAULTS, Named
 from samestate.plans.drills import CLEAN, DRILLS
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.deep]
 
 C = 256
 IN_A_SCENARIO = {"boundary": "provenance", "paired-equality": "cold-equality"}

@@ -174,8 +174,8 @@ def test_a_recipe_reads_back(folder: Path) -> None:
     [
         ({"format": "samestate-weights/2"}, "format is not samestate-weights/1; build the folder again"),
         ({"recipe": "mamba"}, "recipe is none of glm5-next, kimi-linear, qwen3-next; build the folder again"),
-        ({"stream": 3}, "must have format, recipe, stream, sketches and nothing else"),
-        ({"seed": "0"}, "must have format, recipe, stream, sketches and nothing else"),
+        ({"stream": 3}, "must have format, recipe, stream, sketches as ASCII text and nothing else"),
+        ({"seed": "0"}, "must have format, recipe, stream, sketches as ASCII text and nothing else"),
     ],
 )
 def test_a_damaged_recipe_is_one_line(folder: Path, change: dict[str, object], message: str) -> None:

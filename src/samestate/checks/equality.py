@@ -121,7 +121,8 @@ class Unrepeated(NamedTuple):
 def _unrepeated(history: History) -> Unrepeated | None:
     """Where the control computed one prompt cold twice, in the same steps, and answered or computed otherwise.
 
-    Equal answers may be luck: where modules were traced, their outputs must be equal too.
+    Equal answers may be luck: where modules were traced, their outputs must be equal too, or the difference be lost
+    within its step.
     """
     control = history.arm(CONTROL)
     pairs = [pair for pair in _reload_pairs(history, control) if all(map(_reused_nothing, pair[1:3]))]
@@ -131,7 +132,7 @@ def _unrepeated(history: History) -> Unrepeated | None:
                 return Unrepeated(pair.subject.op, "differs too", list(one.evidence))
     for pair in pairs:
         named = _named(pair)
-        if named.module is not None:
+        if named.lasting:
             return Unrepeated(pair.subject.op, f"computes otherwise: {named.message}", list(named.evidence))
     return None
 

@@ -6,6 +6,7 @@ another shape of a batch changes bits without any fault.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from samestate.checks.geometry import mismatch
@@ -15,6 +16,7 @@ from samestate.evidence.controls import CAPTURE_LIMIT_VARIABLE
 from samestate.evidence.ground_records import TRACE_DIGITS
 from samestate.evidence.records import StepTraced
 
+_DIGITS = re.compile(r"[0-9a-f]*", re.ASCII)
 HOW = "samestate run --trace-modules records them"
 
 
@@ -28,6 +30,8 @@ class FirstModule(NamedTuple):
     rank: int | None = None
     evidence: tuple[str, ...] = ()
     """Where the two steps stand."""
+    lasting: bool = False
+    """The step's last output differs too: what differed was used."""
 
 
 def first_module(ours: ArmHistory, op: str, theirs: ArmHistory, other: str) -> FirstModule:
@@ -48,14 +52,15 @@ def first_module(ours: ArmHistory, op: str, theirs: ArmHistory, other: str) -> F
         left, right = one[key], two[key]
         names, others = (_names(arm, seen.rec) for (arm, _), seen in zip(sides, (left, right), strict=True))
         step, rank = key
-        if names is None or names != others or left.rec.tokens != right.rec.tokens:
+        if names is None or names != others or left.rec.tokens != right.rec.tokens or left.rec.tokens < 1:
             return FirstModule(f"their modules ran otherwise in step {step} on rank {rank}, so none is named")
         for index, name in enumerate(names):
             compared += 1
             if _digest(left.rec, index) != _digest(right.rec, index):
                 said = f"the first module output that differs is {name} (step {step}, rank {rank}, "
                 said += f"{compared - 1} outputs before it agree)"
-                return FirstModule(said, name, rank, (left.where, right.where))
+                lasting = _digest(left.rec, len(names) - 1) != _digest(right.rec, len(names) - 1)
+                return FirstModule(said, name, rank, (left.where, right.where), lasting)
     if not compared:
         return FirstModule("no module output was recorded of the same step of both")
     steps = len({step for step, _ in one.keys() & two.keys()})
@@ -67,10 +72,17 @@ def _steps(arm: ArmHistory, op: str) -> dict[tuple[int, int], Seen[StepTraced]]:
     return {(seen.rec.step, seen.rec.rank): seen for seen in arm.traced[op]}
 
 
+def _ranks(arm: ArmHistory) -> int:
+    """Of the arm's engines; 0: none is recorded."""
+    return max((seen.rec.tensor_parallel * seen.rec.pipeline_parallel for seen in arm.engines), default=0)
+
+
 def _names(arm: ArmHistory, rec: StepTraced) -> list[str] | None:
-    """Names of a step's outputs; None: the listing is missing, or is not of this length."""
+    """Names of a step's outputs; None: the listing is missing or of another length, or these are no digests."""
     names = arm.listings.get((rec.rank, rec.listing))
-    return names if names is not None and len(names) * TRACE_DIGITS == len(rec.digests) else None
+    if names is None or not names or len(names) * TRACE_DIGITS != len(rec.digests):
+        return None
+    return names if 0 <= rec.rank < _ranks(arm) and _DIGITS.fullmatch(rec.digests) else None
 
 
 def _digest(rec: StepTraced, index: int) -> str:

@@ -16,7 +16,8 @@ WRAPPER = "UniformTypeKVCacheSpecs"
 
 
 def told_by_scheduler(registered: RankRegistered, schedulers: Sequence[SchedulerConfigured]) -> RankRegistered:
-    """The registration, with kind and spec of such groups as the one scheduler has them for the same layers.
+    """The registration, with kind and spec of such groups as the one scheduler has them for the same layers and
+    blocks of as many tokens.
 
     It stays as it is where there is no scheduler or several, and where that one's group has other layers: what nobody
     says is not known.
@@ -29,6 +30,8 @@ def told_by_scheduler(registered: RankRegistered, schedulers: Sequence[Scheduler
 
 def _told(group: EngineGroup, told: dict[int, EngineGroup]) -> EngineGroup:
     theirs = told.get(group.group)
-    if group.spec != WRAPPER or theirs is None or theirs.layers != group.layers:
+    if group.spec != WRAPPER or theirs is None:
+        return group
+    if (theirs.layers, theirs.tokens_per_block) != (group.layers, group.tokens_per_block):
         return group
     return replace(group, entry_kind=theirs.entry_kind, spec=theirs.spec)

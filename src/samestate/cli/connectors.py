@@ -13,11 +13,12 @@ from samestate.engines.cache_places import OURS, place_beside, server_binary
 from samestate.engines.lmcache_server import PACKAGE, LMCacheServer, require_known
 from samestate.engines.releases import ReleaseError, ensure, installed, known
 from samestate.engines.services import Service, ServiceError, ServiceSpec
-from samestate.evidence.controls import ENGINE_REPAIRS
+from samestate.evidence.controls import ENGINE_REPAIRS, STRICT_PREFIX
 from samestate.evidence.records import Scalar
 from samestate.plans.engine_repairs import with_engine_repair
 from samestate.plans.load import with_connector
-from samestate.plans.markers import with_repair
+from samestate.plans.markers import NO_REPAIR, with_repair
+from samestate.plans.markers import REPAIRS as MARKER_REPAIRS
 from samestate.plans.model import Connector, Plan
 
 NO_CONNECTOR = "none"
@@ -40,6 +41,8 @@ class Choice(NamedTuple):
         """The plan under this choice. Raises `Failure` and `PlanError`."""
         if self == Choice(None, None, (), None):
             return plan
+        if self.repair is not None:
+            self._require_repair(plan)
         if plan.markers is not None and self.repair and self == Choice(None, None, (), self.repair):
             return with_repair(plan, self.repair)
         if self.repair in ENGINE_REPAIRS:
@@ -54,6 +57,11 @@ class Choice(NamedTuple):
             )
         options = dict(map(parse_option, self.options))
         return with_connector(changed, None, release=self.release, options=options, repair=self.repair)
+
+    def _require_repair(self, plan: Plan) -> None:
+        known = (*MARKER_REPAIRS, NO_REPAIR) if plan.markers is not None else (STRICT_PREFIX, *ENGINE_REPAIRS)
+        if self.repair not in known:
+            raise Failure(f"--repair: plan {plan.name} knows no {self.repair!r}; use one of {', '.join(known)}")
 
 
 class Beside(NamedTuple):

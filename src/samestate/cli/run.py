@@ -69,7 +69,7 @@ _FOLDER = click.Path(path_type=Path)
     "--model", type=_FOLDER, metavar="DIR", help="Your own checkpoint, or a model's name, instead of the plan's model."
 )
 @click.option("--serve-args", metavar="ARGS", help="Further `vllm serve` flags, one string. They win over the plan's.")
-@click.option("--tp", type=click.IntRange(1), metavar="N", help="Ranks: vLLM's --tensor-parallel-size.")
+@click.option("--tp", type=click.IntRange(1, 256), metavar="N", help="Ranks: vLLM's --tensor-parallel-size.")
 @click.option("--external-cache", metavar="SIZE", help="Room of the external cache, e.g. 16GiB, instead of the plan's.")
 @click.option("--delay-saves", metavar="TIME", help="Hold back the completion of every save, e.g. 500ms or 2s.")
 @connector_options
@@ -207,7 +207,7 @@ def _with_ranks(serve_args: str | None, tp: int | None) -> list[str]:
         raise Failure(f"--serve-args: {error}; put the whole string in quotes and balance those in it") from None
     if tp is None:
         return words
-    if any(word.startswith(RANKS) for word in words):
+    if any(word.replace("_", "-").startswith(RANKS) for word in words):
         raise Failure("--tp: --serve-args has a number of ranks too; leave one of them out")
     return [*words, RANKS[0], str(tp)]
 

@@ -6,6 +6,8 @@ import re
 
 from samestate.cli.failures import Failure
 
+_MOST = 2**53
+"""Bytes; what JSON's readers keep exactly."""
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -14,4 +16,7 @@ def size(option: str, text: str) -> int:
     found = re.fullmatch(r"([1-9][0-9]{0,17})(|KiB|MiB|GiB|TiB)", text)
     if found is None:
         raise Failure(f"{option}: {text!r} is no size; say it as 8GiB, 512MiB or a number of bytes")
-    return int(found[1]) * _UNITS[found[2]]
+    count = int(found[1]) * _UNITS[found[2]]
+    if count > _MOST:
+        raise Failure(f"{option}: {text!r} is more than any machine has; say it as 8GiB or 512MiB")
+    return count

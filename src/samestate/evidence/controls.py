@@ -15,6 +15,8 @@ MATCHED_SCHEDULE = "matched-schedule"
 what it wraps."""
 REPAIR = "repair"
 """A release's functions are replaced (`InterventionApplied` names them). Hash: of the repairs' source."""
+STRICT_PREFIX = "strict-prefix"
+"""LMCache's lookups leave the last known token out (`samestate.instruments.repairs`)."""
 STABLE_TOPK = "stable-topk"
 """A repair of vLLM: pool ids of GLM-5-Next's sparse indexer are sorted before attention sums in their order."""
 ENGINE_REPAIRS = (STABLE_TOPK,)

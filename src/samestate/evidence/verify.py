@@ -315,6 +315,7 @@ LEVELS = ["host", "model", "request"]
 PAGE_LEVELS = ("digest", "poison")
 WRAPPER = "UniformTypeKVCacheSpecs"
 TRACE_DIGITS = 16
+DIGITS = re.compile(r"[0-9a-f]*", re.ASCII)
 MOST = 20
 """Defects told of one stream."""
 OLDER: tuple[str, ...] = ("c1aba434cf214712b0f0a160ffea92e06a65e98d0e8207fd58182785f94f045b",)
@@ -500,7 +501,8 @@ class Arm:
             groups = []
             for group in rec["engine_groups"]:
                 theirs = told.get(group["group"])
-                alike = group["spec"] == WRAPPER and theirs is not None and theirs["layers"] == group["layers"]
+                same = theirs is not None and all(theirs[of] == group[of] for of in ("layers", "tokens_per_block"))
+                alike = group["spec"] == WRAPPER and same
                 said = {"entry_kind": theirs["entry_kind"], "spec": theirs["spec"]} if theirs and alike else {}
                 groups.append({**group, **said})
             self.ranks[rank] = {**rec, "engine_groups": groups}
@@ -1137,7 +1139,7 @@ def answers(question: Question, arm: Arm) -> Iterator[Finding]:
             yield FAIL, f"{op} did not start, answer and end by itself"
     by_request: dict[str, set[str]] = defaultdict(set)
     for (kind, op), records in arm.by_op.items():
-        if kind == "counters_read" or not records:
+        if kind in ("counters_read", "step_traced") or not records:
             continue
         if op not in planned:
             yield FAIL, f"{op} was answered and is not in the plan"
@@ -1327,9 +1329,12 @@ def unrepeated(question: Question) -> bool:
 
 
 def traced_apart(arm: Arm, op: str, other: str) -> bool:
-    """In the same steps, a module's output is not what it was; False where the traces do not show it."""
+    """In the same steps a module's output is not what it was, nor is the step's last; False where traces do not say."""
+    ranks = max(
+        (one.rec["tensor_parallel"] * one.rec["pipeline_parallel"] for one in arm.all["engine_started"]), default=0
+    )
     steps = [
-        {(seen.rec["step"], seen.rec["rank"]): seen.rec for seen in arm.by_op["step_traced", name]}
+        {(seen.rec["step"], seen.rec["rank"]): seen.rec for seen in arm.by_op.get(("step_traced", name), ())}
         for name in (op, other)
     ]
     if not all(steps) or apart(arm.schedule(op), arm.schedule(other), whole=True):
@@ -1341,13 +1346,15 @@ def traced_apart(arm: Arm, op: str, other: str) -> bool:
         names.setdefault((seen.rec["rank"], seen.rec["listing"]), seen.rec["outputs"])
     for key in sorted(steps[0].keys() & steps[1].keys()):
         one, two = steps[0][key], steps[1][key]
-        listed = [names.get((rec["rank"], rec["listing"])) for rec in (one, two)]
-        outputs = listed[0]
-        whole = outputs is not None and outputs == listed[1] and one["tokens"] == two["tokens"]
-        if not whole or any(len(outputs or ()) * TRACE_DIGITS != len(rec["digests"]) for rec in (one, two)):
+        outputs, others = (names.get((rec["rank"], rec["listing"])) for rec in (one, two))
+        said = outputs is not None and outputs == others and one["tokens"] == two["tokens"] > 0
+        if not said or not 0 <= key[1] < ranks:
+            return False
+        size = len(outputs or ()) * TRACE_DIGITS
+        if any(len(rec["digests"]) != size or not DIGITS.fullmatch(rec["digests"]) for rec in (one, two)):
             return False
         if one["digests"] != two["digests"]:
-            return True
+            return bool(one["digests"][-TRACE_DIGITS:] != two["digests"][-TRACE_DIGITS:])
     return False
 
 

@@ -61,7 +61,7 @@ class Recipe(NamedTuple):
         try:
             config = json.loads((folder / "config.json").read_bytes())
             sketches = list(SKETCHES[self.recipe](config))
-        except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
+        except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
             raise RecipeError(
                 f"{folder / FILE}: recipe {self.recipe} cannot be followed with this config.json ({error!r}); "
                 "build the folder again with `samestate models build`"
@@ -83,16 +83,18 @@ def read(folder: Path) -> Recipe:
         raise RecipeError(
             f"{folder}: holds no {FILE}, by which load format {LOAD_FORMAT} makes weights; leave --load-format out"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path}: cannot be read ({error}); build the folder again") from None
     if not isinstance(said, dict) or said.get("format") != FORMAT:
         raise RecipeError(f"{path}: format is not {FORMAT}; build the folder again with this samestate")
-    if said.get("recipe") not in SKETCHES:
-        raise RecipeError(f"{path}: recipe is none of {', '.join(SKETCHES)}; build the folder again")
-    if set(said) != {"format", *Recipe._fields} or not all(isinstance(value, str) for value in said.values()):
+    texts = all(isinstance(value, str) and value.isascii() for value in said.values())
+    if set(said) != {"format", *Recipe._fields} or not texts:
         raise RecipeError(
-            f"{path}: must have format, {', '.join(Recipe._fields)} and nothing else; build the folder again"
+            f"{path}: must have format, {', '.join(Recipe._fields)} as ASCII text and nothing else; "
+            "build the folder again"
         )
+    if said["recipe"] not in SKETCHES:
+        raise RecipeError(f"{path}: recipe is none of {', '.join(SKETCHES)}; build the folder again")
     return Recipe(said["recipe"], said["stream"], said["sketches"])
 
 
