@@ -211,6 +211,16 @@ def test_ranks_and_room_have_options_of_their_own(samestate: Command, tmp_path: 
         ("boundary", ("--tp", 2, "--serve-args", "-tp 2"), "--tp: --serve-args has a number of ranks too; leave one"),
         ("boundary", ("--external-cache", "64 megabytes"), "--external-cache: '64 megabytes' is no size; say it as"),
         ("local-hit", ("--external-cache", "64MiB"), "--external-cache: no arm of plan local-hit has an external"),
+        ("boundary", ("--external-cache", f"{10**18}TiB"), f"--external-cache: '{10**18}TiB' is no size; say it as"),
+        ("boundary", ("--external-cache", "99999999TiB"), "--external-cache: '99999999TiB' is more than any machine"),
+        ("boundary", ("--tp", 2, "--serve-args", "--tensor_parallel_size 2"), "--tp: --serve-args has a number of"),
+        ("boundary", ("--tp", 257), "Invalid value for '--tp': 257 is not in the range 1<=x<=256"),
+        ("boundary", ("--repair", ""), "--repair: plan boundary knows no ''; use one of strict-prefix, stable-topk"),
+        (
+            "budget-grid",
+            ("--repair", "stable-topk"),
+            "--repair: plan budget-grid knows no 'stable-topk'; use one of cpu",
+        ),
     ],
 )
 def test_ranks_and_room_that_cannot_be_are_refused(
