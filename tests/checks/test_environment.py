@@ -97,6 +97,81 @@ def test_two_inventories_of_a_rank_are_unknown(tmp_path: Path) -> None:
     assert b.only(run.judge(tmp_path / "a"), CHECK).code == "repeated_environment"
 
 
+# --- files that a plan expects not to be as released --------------------------------------------------
+
+ELEVEN = [
+    f"{package}/{package}/part_{number}.py"
+    for package, files in (("vllm", 8), ("lmcache", 3))
+    for number in range(files)
+]
+
+
+def patched(names: list[str]) -> list[r.PatchedFile]:
+    split = [name.partition("/") for name in names]
+    return [r.PatchedFile(distribution=package, path=path, sha256="a" * 64) for package, _, path in split]
+
+
+def cumulative(listed: list[str] | None, found: list[str], *, ranks: int = 1, **change: Any) -> b.Run:
+    """All ranks of both arms stand on `found`; the plan lists `listed`."""
+    plan = b.small_plan().model_copy(update={"expected_patched": listed, **change})
+    run = b.build(plan, ranks=ranks)
+    for arm in ("control", "candidate"):
+        for rank in range(ranks):
+            run.scheduler(arm).insert(0, seen(rank, patched=patched(found)))
+    return run
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("names", [ELEVEN, []])
+def test_silent_where_the_listed_files_are_patched_and_no_others(tmp_path: Path, names: list[str], ranks: int) -> None:
+    judgement = cumulative(names, names[::-1], ranks=ranks).judge(tmp_path / "a")
+    assert (judgement.verdict, b.codes(judgement, CHECK)) == (Verdict.PASS, [])
+    assert b.result(judgement, CHECK).summary.endswith(f"{len(names) or 'no'} files not as released")
+
+
+@pytest.mark.parametrize(
+    ("listed", "found", "code", "said"),
+    [
+        (ELEVEN[1:], ELEVEN, "unexpected_patch", f"{ELEVEN[0]} is not as released, expected_patched does not list it"),
+        (ELEVEN, ELEVEN[:-1], "patch_absent", f"{ELEVEN[-1]} is as released, expected_patched lists it"),
+        ([], ELEVEN[:1], "unexpected_patch", f"{ELEVEN[0]} is not as released"),
+    ],
+)
+def test_a_file_that_is_not_as_listed_is_named(
+    tmp_path: Path, listed: list[str], found: list[str], code: str, said: str
+) -> None:
+    judgement = cumulative(listed, found).judge(tmp_path / "a")
+    told = [one for one in b.result(judgement, CHECK).findings if one.code == code]
+    assert judgement.verdict is Verdict.FAIL
+    assert {one.code for one in b.result(judgement, CHECK).findings} == {code}
+    assert [(one.place.arm, one.place.rank) for one in told] == [("control", 0), ("candidate", 0)]
+    assert all(f"rank 0: {said}" in one.message and one.evidence for one in told)
+    assert b.codes(cumulative(None, found).judge(tmp_path / "b"), CHECK) == []
+
+
+def test_of_many_unlisted_files_the_first_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    judgement = cumulative([], ELEVEN).judge(tmp_path / "a")
+    told = [one.message for one in b.result(judgement, CHECK).findings if one.place.arm == "candidate"]
+    assert len(told) == 6
+    assert "6 more files are not as released and not listed" in told[-1]
+
+
+def test_a_list_that_no_inventory_answers_is_unknown(tmp_path: Path) -> None:
+    judgement = b.build(b.small_plan().model_copy(update={"expected_patched": ELEVEN})).judge(tmp_path / "a")
+    assert b.codes(judgement, CHECK) == ["missing_environment", "missing_environment"]
+    assert judgement.verdict is Verdict.UNKNOWN
+
+
+def test_a_file_in_which_arms_may_differ_is_not_held_to_the_list(tmp_path: Path) -> None:
+    one = ELEVEN[0]
+    differing = [*b.small_plan().differing_settings, f"environment.patched.{one}"]
+    run = cumulative(ELEVEN[1:], ELEVEN[1:], differing_settings=differing)
+    b.edit(run.scheduler(), r.EnvironmentObserved, {"patched": patched(ELEVEN)})
+    assert b.codes(run.judge(tmp_path / "a"), CHECK) == []
+    blanket = cumulative(ELEVEN[1:], ELEVEN, differing_settings=[*b.small_plan().differing_settings, "environment"])
+    assert b.codes(blanket.judge(tmp_path / "b"), CHECK) == ["unexpected_patch", "unexpected_patch"]
+
+
 # --- two runs side by side --------------------------------------------------------------------------
 
 

@@ -99,6 +99,8 @@ AFTERWARDS: dict[str, set[str]] = {
     "duplicate-keeps-damage": {"content_not_computed", "tokens_differ"},
 }
 """What the same prompt's reload shows once the fault is disarmed: it left something in the external cache."""
+BY_CHANCE = {"duplicate-keeps-damage": {"stored_not_served"}}
+"""What an armed fault shows besides when its first save is over early: it finds nothing of what is stored."""
 OF_THE_OUTPUT = {"eos_in_output", "vacuous"}
 """What a model makes of a damaged state may hold an end of sequence, or be one token throughout."""
 
@@ -171,7 +173,7 @@ def test_a_fault_shows_in_its_own_operations_and_nowhere_else(drilled: Drilled, 
         of_drill = drilled.operations(fault, armed=armed)
         return {finding.code for op in of_drill for _, finding in drilled.findings.get(op, ())} - OF_THE_OUTPUT
 
-    assert codes(armed=True) == SHOWN[fault]
+    assert codes(armed=True) - BY_CHANCE.get(fault, set()) == SHOWN[fault]
     assert codes(armed=False) == AFTERWARDS.get(fault, set())
 
 

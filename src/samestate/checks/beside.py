@@ -84,7 +84,7 @@ def _repair(arm: ArmHistory, repair: str | None) -> Iterator[Finding]:
 
 def _on_ranks(arm: ArmHistory, repair: str) -> Iterator[Finding]:
     """A repair of the engine itself: every rank says once that it is in force."""
-    for rank in range(arm.engine.rec.tensor_parallel * arm.engine.rec.pipeline_parallel):
+    for rank in range(arm.engine.rec.ranks):
         place = Place(arm=arm.name, rank=rank)
         there = [seen for seen in arm.interventions if seen.rec.rank == rank and seen.rec.name == repair]
         if not there:

@@ -92,8 +92,7 @@ def expected_ranks(arm: ArmHistory) -> set[int]:
 
     Raises MissingEvidence.
     """
-    engine = arm.engine.rec
-    sizes = [engine.tensor_parallel * engine.pipeline_parallel, *(s.rec.world_size for s in arm.ranks.values())]
+    sizes = [arm.engine.rec.ranks, *(s.rec.world_size for s in arm.ranks.values())]
     absent = (rank for rank in range(max(sizes)) if rank not in arm.ranks)
     return {*arm.ranks, *islice(absent, MAX_ABSENT_RANKS)}
 

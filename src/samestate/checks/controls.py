@@ -108,8 +108,7 @@ def _profile(arm: ArmHistory, mine: dict[str, Control]) -> Iterator[Finding]:
     elif tunes is not False:
         message = f"arm {arm.name}: a tuner profile is in force, and whether {AUTOTUNE} is on is not recorded"
         yield unknown("autotune_not_recorded", message, place, [engine.where])
-    ranks = engine.rec.tensor_parallel * engine.rec.pipeline_parallel
-    for rank in range(ranks):
+    for rank in range(engine.rec.ranks):
         yield from _read_back(arm, rank, one.sha256)
 
 

@@ -1,7 +1,8 @@
 """``environment``: what every rank's process stands on was observed before it was used, and is alike in all arms.
 
-An inventory speaks for the arm in whose streams it stands, and for no other (requirement 12). Not exercised where no
-arm has one.
+An inventory speaks for the arm in whose streams it stands, and for no other (requirement 12). Where the plan lists the
+files that are not as released, they are those and no others (requirement 14). Not exercised where no arm has an
+inventory and the plan has no list.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 from samestate.checks.base import CheckResult, Finding, Place
 from samestate.checks.history import ArmHistory, History
-from samestate.checks.seen import Seen
+from samestate.checks.seen import MissingEvidence, Seen
 from samestate.checks.verdicts import conclude, fail, not_exercised, unknown
 from samestate.evidence.records import EnvironmentObserved
 
@@ -21,8 +22,8 @@ _SHOWN = 5
 
 def environment(history: History) -> CheckResult:
     """Every rank of every engine says what it stands on, once, before the first operation; the same in all arms."""
-    arms = history.ordered
-    if not any(arm.environments for arm in arms):
+    arms, listed = history.ordered, _listed(history)
+    if listed is None and not any(arm.environments for arm in arms):
         return not_exercised(CHECK, "not_recorded", "no arm records what its processes stand on", unit="ranks")
     findings: list[Finding] = []
     examined = 0
@@ -32,13 +33,15 @@ def environment(history: History) -> CheckResult:
         examined += len(mine)
         findings += [*_whole(arm), *_in_time(arm)]
         for rank, seen in mine.items():
+            if listed is not None:
+                findings += _as_listed(arm, seen, listed, history.plan.differing_settings)
             if rank not in first:
                 first[rank] = arm, seen
                 continue
             findings += _alike(*first[rank], arm, seen, history.plan.differing_settings)
     patched = {(one.distribution, one.path) for arm in arms for seen in arm.environments for one in seen.rec.patched}
     devices = sorted({seen.rec.device for arm in arms for seen in arm.environments})
-    summary = f"{examined} ranks on {', '.join(devices)}; {len(patched) or 'no'} files not as released"
+    summary = f"{examined} ranks on {', '.join(devices) or 'no device'}; {len(patched) or 'no'} files not as released"
     return conclude(CHECK, findings, unit="ranks", examined=examined, summary=summary)
 
 
@@ -51,11 +54,41 @@ def facts(seen: EnvironmentObserved) -> dict[str, str]:
     return found
 
 
+def _listed(history: History) -> set[str] | None:
+    """Files that the plan expects not to be as released; None: it lists none, or cannot be read."""
+    try:
+        listed = history.plan.expected_patched
+    except MissingEvidence:
+        return None
+    return None if listed is None else set(listed)
+
+
+def _as_listed(
+    arm: ArmHistory, seen: Seen[EnvironmentObserved], listed: set[str], declared: list[str]
+) -> Iterator[Finding]:
+    """A file in which the plan lets arms differ may be patched in one and not in another: it is not held to the list.
+
+    Of files that nobody listed only the first are told: a build of one's own has them by the hundred.
+    """
+    rank, place, evidence = seen.rec.rank, Place(arm=arm.name, rank=seen.rec.rank), [seen.where]
+    patched = {f"{one.distribution}/{one.path}" for one in seen.rec.patched}
+    waived = {name for name in patched | listed if f"environment.patched.{name}" in declared}
+    for name in sorted(listed - patched - waived):
+        message = f"arm {arm.name}: rank {rank}: {name} is as released, expected_patched lists it"
+        yield fail("patch_absent", message, place, evidence)
+    unlisted = sorted(patched - listed - waived)
+    for name in unlisted[:_SHOWN]:
+        message = f"arm {arm.name}: rank {rank}: {name} is not as released, expected_patched does not list it"
+        yield fail("unexpected_patch", message, place, evidence)
+    if len(unlisted) > _SHOWN:
+        message = f"arm {arm.name}: rank {rank}: {len(unlisted) - _SHOWN} more files are not as released and not listed"
+        yield fail("unexpected_patch", message, place, evidence)
+
+
 def _whole(arm: ArmHistory) -> Iterator[Finding]:
     engine = arm.engine
-    ranks = engine.rec.tensor_parallel * engine.rec.pipeline_parallel
     said = [seen.rec.rank for seen in arm.environments]
-    for rank in range(ranks):
+    for rank in range(engine.rec.ranks):
         place = Place(arm=arm.name, rank=rank)
         if said.count(rank) == 0:
             message = f"arm {arm.name}: rank {rank} does not say what it stands on"

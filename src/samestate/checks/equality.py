@@ -65,7 +65,7 @@ def paired_equality(history: History) -> CheckResult:
     findings, equal = _compare(history, pairs)
     if controls_equal(history).verdict is not Verdict.PASS:
         findings = _not_laid_to_reuse(findings, pairs)
-    findings = _under_noise(findings, _unrepeated(history))
+    findings = _under_noise(history, findings)
     return _conclude(PAIRED, findings, len(pairs), f"{equal}/{len(pairs)} generations equal")
 
 
@@ -137,8 +137,9 @@ def _unrepeated(history: History) -> Unrepeated | None:
     return None
 
 
-def _under_noise(findings: list[Finding], unrepeated: Unrepeated | None) -> list[Finding]:
-    """Differences of a candidate whose control does not repeat itself are unknown."""
+def _under_noise(history: History, findings: list[Finding]) -> list[Finding]:
+    """Differences of a candidate whose control does not repeat itself are unknown. Without any, it is not looked at."""
+    unrepeated = _unrepeated(history) if any(one.code == "tokens_differ" for one in findings) else None
     if unrepeated is None:
         return findings
     said = f"not repeatable: {CONTROL} {unrepeated.op} is a second cold run and {unrepeated.why}"
@@ -167,7 +168,7 @@ def reload_equality(history: History) -> CheckResult:
         found, equal = _compare(history, pairs)
         if name == CANDIDATE:
             examined = len(pairs)
-            findings += _under_noise(found, _unrepeated(history))
+            findings += _under_noise(history, found)
         else:
             by_op = {pair.subject.op: pair for pair in pairs}
             findings += [_not_repeatable(finding, by_op[finding.place.op or ""]) for finding in found]

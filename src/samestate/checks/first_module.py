@@ -74,7 +74,7 @@ def _steps(arm: ArmHistory, op: str) -> dict[tuple[int, int], Seen[StepTraced]]:
 
 def _ranks(arm: ArmHistory) -> int:
     """Of the arm's engines; 0: none is recorded."""
-    return max((seen.rec.tensor_parallel * seen.rec.pipeline_parallel for seen in arm.engines), default=0)
+    return max((seen.rec.ranks for seen in arm.engines), default=0)
 
 
 def _names(arm: ArmHistory, rec: StepTraced) -> list[str] | None:

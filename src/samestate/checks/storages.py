@@ -51,7 +51,7 @@ def storages(history: History) -> CheckResult:
 
 def _whole(arm: ArmHistory, taken: Taken) -> Iterator[Finding]:
     engine = arm.engine
-    for rank in range(engine.rec.tensor_parallel * engine.rec.pipeline_parallel):
+    for rank in range(engine.rec.ranks):
         place = Place(arm=arm.name, rank=rank)
         for moment in MOMENTS:
             seen = taken.get((rank, moment))

@@ -54,7 +54,7 @@ def _ranks(arm: ArmHistory) -> Iterator[Finding]:
     rec = arm.engine.rec
     if rec.connector is None:
         return
-    size = rec.tensor_parallel * rec.pipeline_parallel
+    size = rec.ranks
     for rank in sorted({*range(size)} - arm.ranks.keys()):
         message = f"arm {arm.name}: rank {rank} of {size} registered no cache"
         yield unknown("missing_rank", message, Place(arm=arm.name, rank=rank), [arm.engine.where])

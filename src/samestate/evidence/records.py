@@ -202,6 +202,11 @@ class EngineStarted(Record, frozen=True, kw_only=True, tag="engine_started"):
     controls: list[Control] | None = None
     """The full set, those that are off too; None: not recorded, as before there was the field."""
 
+    @property
+    def ranks(self) -> int:
+        """Workers that compute one forward pass: tensor times pipeline size."""
+        return self.tensor_parallel * self.pipeline_parallel
+
 
 class EngineGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of vLLM's KV cache groups."""

@@ -94,7 +94,8 @@ PLAN = (
     "scenario=:@step_plan[] markers=:@marker_plan? latency=:@latency_plan? "
     "template:slug output_tokens:count seed:int temperature:temperature ignore_eos:bool analyzer:@analyzer_pin "
     "required_checks:slug[] differing_settings:text[] scope:text not_shown:text[] instruments=:@instrument_plan "
-    "expected_layout=:@expected_layout? allowed_attempts=:count? control_from=:slug? repetitions=:forward|reverse[]"
+    "expected_layout=:@expected_layout? allowed_attempts=:count? control_from=:slug? "
+    "expected_patched=:text[]? repetitions=:forward|reverse[]"
 )
 RESOLVED = (
     "format:one plan_sha256:hash checkpoint_interval:int lengths:int[] model:@model inputs:@input[] operations:text[] "
@@ -318,7 +319,10 @@ TRACE_DIGITS = 16
 DIGITS = re.compile(r"[0-9a-f]*", re.ASCII)
 MOST = 20
 """Defects told of one stream."""
-OLDER: tuple[str, ...] = ("c1aba434cf214712b0f0a160ffea92e06a65e98d0e8207fd58182785f94f045b",)
+OLDER: tuple[str, ...] = (
+    "c1aba434cf214712b0f0a160ffea92e06a65e98d0e8207fd58182785f94f045b",
+    "8ef34730550b57d321d96b139d127762b1623dee62405798c1c4be56194a670d",
+)
 """SHA-256 of earlier copies of this file that releases, or the archives in docs/results, carry."""
 
 
@@ -2190,9 +2194,9 @@ def environment(question: Question) -> Result:
     """Every rank says once, before the first operation, what it stands on; the same in all arms."""
     check, findings, examined = "environment", list[Finding](), 0
     arms, first = list(question.arms.values()), dict[int, dict[str, str]]()
-    if not any(arm.all["environment_observed"] for arm in arms):
+    listed, declared = question.plan.get("expected_patched"), question.plan["differing_settings"]
+    if listed is None and not any(arm.all["environment_observed"] for arm in arms):
         return conclude(check, [(NOT_EXERCISED, "no arm records what its processes stand on")], 0, "")
-    declared = question.plan["differing_settings"]
     for arm in arms:
         seens = arm.all["environment_observed"]
         said = [seen.rec["rank"] for seen in seens]
@@ -2205,6 +2209,11 @@ def environment(question: Question) -> Result:
             findings.append((UNKNOWN, f"arm {arm.name}: observed after the first operation had begun"))
         for rank, seen in {one.rec["rank"]: one for one in seens}.items():
             mine = stands_on(seen.rec)
+            patched = {f"{one['distribution']}/{one['path']}" for one in seen.rec["patched"]}
+            for name in sorted(patched ^ {*listed} if listed is not None else ()):
+                if f"environment.patched.{name}" not in declared:
+                    said_of_it = "patched and not listed" if name in patched else "listed and as released"
+                    findings.append((FAIL, f"arm {arm.name}: rank {rank}: {name} is {said_of_it}"))
             was = first.setdefault(rank, mine)
             for name in sorted(was.keys() | mine.keys()):
                 if was.get(name) != mine.get(name) and not {"environment", f"environment.{name}"} & {*declared}:

@@ -128,6 +128,8 @@ def _written(plan: Plan) -> dict[str, Any]:
     tree = plan.model_dump(mode="json")
     if plan.repetitions == ["forward"]:
         del tree["repetitions"]
+    if plan.expected_patched is None:
+        del tree["expected_patched"]
     if plan.markers is None:
         del tree["markers"]
     if plan.latency is None:
@@ -275,7 +277,14 @@ def _check_sense(plan: Plan) -> None:
         if arm.ended == "killed" and not any(other.follows == arm.name for other in plan.arms):
             raise PlanError(f"arms[{index}].ended: no arm follows this one, so a kill would test nothing; remove it")
     _check_engine(plan)
-    for field, words in (("required_checks", plan.required_checks), ("differing_settings", plan.differing_settings)):
+    if plan.expected_patched is not None and plan.analyzer.id.startswith("probe-"):
+        raise PlanError("expected_patched: nothing of a server's files is recorded; remove it")
+    listed = plan.expected_patched or []
+    for index, name in enumerate(listed):
+        if not all(name.partition("/")[::2]):
+            raise PlanError(f"expected_patched[{index}]: {name!r} is no DISTRIBUTION/PATH; say it as vllm/vllm/envs.py")
+    once = {"required_checks": plan.required_checks, "differing_settings": plan.differing_settings}
+    for field, words in (once | {"expected_patched": listed}).items():
         for index, word in enumerate(words):
             if word in words[:index]:
                 raise PlanError(f"{field}[{index}]: {word!r} is there twice; remove one")

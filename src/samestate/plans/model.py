@@ -275,6 +275,9 @@ class Plan(Frozen):
     """Attempts at this plan's lock that may reach a request (`samestate.lab.ledger`); None: any number."""
     control_from: Slug | None = None
     """The plan whose archives may lend their control arm, besides this plan's own (`samestate.plans.lending`)."""
+    expected_patched: list[str] | None = None
+    """Files of installed packages that are not as released in any arm, ``DISTRIBUTION/PATH``, and no others; empty: no
+    file is patched. None: patches are recorded, and held to no list."""
     repetitions: list[Order] = ["forward"]
     """Of a matrix: all arms run as often as there are words, each time in fresh engines, in this order."""
 

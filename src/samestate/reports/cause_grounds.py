@@ -87,7 +87,7 @@ def _unobserved(a: ArmHistory, b: ArmHistory) -> Iterator[str]:
 
 def _ranks(arm: ArmHistory) -> set[int]:
     """Those that its engine says it has."""
-    return {rank for seen in arm.engines for rank in range(seen.rec.tensor_parallel * seen.rec.pipeline_parallel)}
+    return {rank for seen in arm.engines for rank in range(seen.rec.ranks)}
 
 
 def _ground(a: ArmHistory, b: ArmHistory) -> Iterator[str]:

@@ -64,7 +64,7 @@ def _notes(a: ArmHistory, b: ArmHistory) -> Iterator[str]:
 def _unseen(a: ArmHistory, b: ArmHistory) -> Iterator[str]:
     """Ranks that an engine has and that were not observed; an engine that does not say which controls were on."""
     for side, arm in (("A", a), ("B", b)):
-        ranks = range(arm.engine.rec.tensor_parallel * arm.engine.rec.pipeline_parallel)
+        ranks = range(arm.engine.rec.ranks)
         missing = sorted({*ranks} - {seen.rec.rank for seen in arm.environments})
         what = "devices, variables, backends and files are not compared"
         if missing and not arm.environments:
