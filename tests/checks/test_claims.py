@@ -181,6 +181,69 @@ def test_equal_digests_are_no_proof_of_addressing(paged: Evidence) -> None:
     assert rules(paged, "bytes", "Loaded bytes are the saved bytes of the same state", ["page-bytes"]) == []
 
 
+READ = "Device buffers were verified"
+CHECKED_PAGES = ["page-bytes", "page-coverage", "prefix-identity", "poison"]
+
+
+@pytest.mark.parametrize("checks", [[check] for check in CHECKED_PAGES] + [["page-bytes", "layout"]])
+@pytest.mark.parametrize(
+    "text",
+    [
+        READ,
+        "The audit re-read GPU memory",
+        "Pages on the device were inspected",
+        "Loads were checked against device memory",
+        "No page differs: VRAM was compared with the store",
+        "Not only recorded rows, device memory was read",
+    ],
+)
+def test_page_rows_are_recorded_and_no_device_is_read_again(paged: Evidence, checks: list[str], text: str) -> None:
+    assert rules(paged, "coverage", text, ["coverage", *checks]) == ["device-from-page-rows"]
+    assert rules(paged, "coverage", text, ["coverage"]) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Recorded digests of pages were compared",
+        "Loaded bytes are the saved bytes; no device memory was read again",
+        "Recorded page rows were verified, not device buffers",
+        "Recorded rows agree, without reading any device memory",
+        "Device memory wasn't read",
+        "Pages were digested as they left device memory",
+    ],
+)
+def test_a_claim_of_recorded_rows_is_let_through(paged: Evidence, text: str) -> None:
+    assert rules(paged, "bytes", text, ["page-bytes"]) == []
+
+
+def test_an_archived_control_and_single_rows_carry_no_word_of_a_device_either(paged: Evidence, folder: Path) -> None:
+    archived = evidence(
+        imported(build(instrumented_plan(), arms=("candidate",)), control=paged.archive), folder / "archived"
+    )
+    assert {one.kind for one in bases(archived.judgement)} == {"recorded"}
+    assert rules(archived, "bytes", READ, ["page-bytes"]) == ["device-from-page-rows"]
+    lines = paged.archive.records("candidate", "worker-0")
+    row = next(line.n for line in lines if isinstance(line.rec, r.PagesDigested))
+    where = [f"arms/candidate/worker-0.jsonl:{row + 1}"]
+    assert rules(paged, "coverage", READ, ["coverage"], records=where) == ["device-from-page-rows"]
+
+
+def test_parameters_are_read_from_the_device(folder: Path) -> None:
+    run = build(instrumented_plan())
+    weights = [
+        r.StorageRow(name="lm_head.weight", role="parameter", shape=[2], dtype="torch.bfloat16", digest="a" * 32)
+    ]
+    for arm in ("control", "candidate"):
+        for index, moment in ((0, "start"), (len(run.scheduler(arm)), "end")):
+            taken = r.StoragesDigested(rank=0, moment=moment, digest="xxh3-128", rows=weights)  # type: ignore[arg-type]
+            run.scheduler(arm).insert(index, taken)
+    stored = evidence(run, folder / "stored")
+    text = "Parameters in device memory were read at the start and at the end"
+    assert rules(stored, "coverage", text, ["coverage", "storages", "page-bytes"]) == []
+    assert rules(stored, "coverage", text, ["coverage", "page-bytes"]) == ["device-from-page-rows"]
+
+
 def test_a_recorded_control_is_not_live(clean: Evidence, recorded: Evidence) -> None:
     text = "Two live arms agree"
     assert rules(recorded, "equality", text, ["paired-equality"]) == ["recorded-not-live"]

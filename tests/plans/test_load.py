@@ -156,6 +156,21 @@ def test_the_shipped_plan_says_what_it_does_not_show() -> None:
             "[a, a]",
             "differing_settings[1]: 'a' is there twice; remove one",
         ),
+        (
+            "format: 1",
+            "format: 1\nexpected_patched: [vllm/vllm/envs.py, envs.py]",
+            "expected_patched[1]: 'envs.py' is no DISTRIBUTION/PATH; say it as vllm/vllm/envs.py",
+        ),
+        (
+            "format: 1",
+            "format: 1\nexpected_patched: [vllm/a.py, vllm/a.py]",
+            "expected_patched[1]: 'vllm/a.py' is there twice; remove one",
+        ),
+        (
+            "analyzer: {id: boundary-v1",
+            "expected_patched: []\nanalyzer: {id: probe-v1",
+            "expected_patched: nothing of a server's files is recorded; remove it",
+        ),
         ("format: 1", "format: 1\nformat: 1", "line 3: not valid YAML ('format' is there twice); correct it"),
         ("format: 1", "format: 1\n? [a]\n: b", "line 3: not valid YAML (a key must be text); correct it"),
         ("title: N", "title: x: N", "line 4: not valid YAML (mapping values are not allowed here); correct it"),
@@ -206,6 +221,18 @@ def test_yaml_json_and_lock_are_the_same_plan(tmp_path: Path) -> None:
     assert load(str(tmp_path / "boundary.lock")) == plan
     assert plan_sha256(plan) == sha256_hex(plan_json(plan))
     assert plan_json(plan) == plan_json(load(str(tmp_path / "boundary.lock")))
+
+
+def test_a_list_of_patched_files_is_part_of_the_plan_and_goes_without_saying(tmp_path: Path) -> None:
+    plain = load("boundary")
+    assert b"expected_patched" not in plan_json(plain)
+    hashes = {plan_sha256(plain)}
+    for listed in ([], ["vllm/vllm/envs.py"]):
+        plan = plain.model_copy(update={"expected_patched": listed})
+        (tmp_path / "plan.json").write_bytes(plan_json(plan))
+        assert load(str(tmp_path / "plan.json")) == plan
+        hashes.add(plan_sha256(plan))
+    assert len(hashes) == 3
 
 
 texts = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), max_size=5)

@@ -87,6 +87,18 @@ _COUNTERFACTUAL = re.compile(
 )
 _LIVE = re.compile(r"(?i)\b(live|re-?ran|re-?run|reproduc\w+|new run)\b")
 _INDEPENDENT = re.compile(r"(?i)\b(independent\w*|second implementation|re-?implement\w*)\b")
+_DEVICE = (
+    r"(?:(?:device|gpu|accelerator|video)(?:'s)?[ -](?:memor(?:y|ies)|buffers?|pages?|blocks?|tensors?|bytes)"
+    r"|(?:memory|buffers?|pages?|blocks?|bytes) (?:on|of) the (?:device|gpu|card|accelerator)|vram|hbm)"
+)
+_LOOKED = (
+    r"(?:(?:re-?)?(?:read(?:s|ing)?|verif\w+|check\w*|audit\w*|inspect\w*|examin\w*|compar\w*|validat\w*|confirm\w*))"
+)
+_READ_DEVICE = re.compile(rf"(?i)\b{_DEVICE}\b.*?\b{_LOOKED}\b|\b{_LOOKED}\b.*?\b{_DEVICE}\b")
+_DENIED = re.compile(
+    rf"(?i)(?:\b(?:no|not(?! (?:only|just|merely))|nor|without)|n't)(?: \w+){{0,2}} (?:{_DEVICE}|{_LOOKED})\b"
+)
+_CLAUSE = re.compile(r"[.;:,!?()\n]|\b(?:but|although|though)\b")
 _SAME_STATE = re.compile(r"(?i)\b(same|equal|identical)\b.*\bstates?\b|\bstates?\b.*\b(same|equal|identical)\b")
 
 
@@ -99,6 +111,14 @@ def read_claims(path: Path) -> list[Claim]:
             raise WrittenError(f"{path}: claims[{index}].id: {claim.id!r} is there twice; rename one")
         seen.add(claim.id)
     return claims
+
+
+def device_read(text: str) -> str | None:
+    """The words that say that a device's memory was read or verified; None: no clause says so, or it denies it."""
+    for clause in _CLAUSE.split(text):
+        if (found := _READ_DEVICE.search(clause)) and not _DENIED.search(clause):
+            return found[0]
+    return None
 
 
 def by_words(claim: Claim, cited: list[CheckResult], *, recorded: bool) -> Said:

@@ -9,19 +9,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from samestate.checks import coverage, integrity, layout, poison, transfers
+from samestate.checks import coverage, integrity, layout, poison, storages, transfers
 from samestate.checks.analyzers import Judgement
 from samestate.checks.base import CheckResult, Verdict
-from samestate.checks.claim import ATTRIBUTIONS, DIGESTS, Claim, Kind, Said, by_words
+from samestate.checks.claim import ATTRIBUTIONS, DIGESTS, Claim, Kind, Said, by_words, device_read
 from samestate.checks.history import History, MissingEvidence
 from samestate.evidence.archive import Archive
 from samestate.evidence.places import read_place
-from samestate.evidence.records import OperationEnded, OperationStarted
+from samestate.evidence.records import (
+    GuardsChecked,
+    OperationEnded,
+    OperationStarted,
+    PagesDigested,
+    PagesPoisoned,
+    StoragesDigested,
+)
 from samestate.plans.errors import quoted
 
 ARCHIVED = "candidate_vs_archived"
 BYTES = DIGESTS | {transfers.CHECK}
 """Checks that count or compare bytes, and measure no time."""
+_PAGE_ROWS = DIGESTS | {poison.CHECK}
+"""Checks that compare rows of pages with each other."""
 
 
 class Basis(NamedTuple):
@@ -111,6 +120,7 @@ def _refusals(claim: Claim, given: Mapping[str, Evidence]) -> Said:
         yield "not-whole", "the archive is not whole and undamaged", "claim nothing from it"
     yield from by_words(claim, cited, recorded=evidence.judgement.comparison_kind == ARCHIVED)
     yield from _by_verdict(claim, evidence, cited)
+    yield from _device(claim, records)
     match claim.kind:
         case Kind.LATENCY:
             yield from _latency(claim, evidence, records)
@@ -179,6 +189,23 @@ def _latency(claim: Claim, evidence: Evidence, records: Mapping[str, Any]) -> Sa
     if not started & ended:
         remedy = "cite operation_started and operation_ended of the same operations"
         yield "latency-not-timed", "cites no beginning and end of one operation", remedy
+
+
+def _device(claim: Claim, records: Mapping[str, Any]) -> Said:
+    """Page rows are what was recorded as pages moved, in a live run too: a judgement reads no device (requirement 42).
+
+    Parameters and buffers (`storages`) are read from the device, for themselves.
+    """
+    rows = any(isinstance(rec, PagesDigested | PagesPoisoned | GuardsChecked) for rec in records.values())
+    others = storages.CHECK in claim.checks or any(isinstance(rec, StoragesDigested) for rec in records.values())
+    if others or not (rows or _PAGE_ROWS & set(claim.checks)):
+        return
+    if said := device_read(claim.text):
+        yield (
+            "device-from-page-rows",
+            f"says {said!r}, and rests on recorded page rows: no device memory was read again",
+            "say that recorded digests of pages were compared",
+        )
 
 
 def _addressing(claim: Claim) -> Said:

@@ -46,6 +46,7 @@ from samestate.models import catalogue
 from samestate.plans.errors import nearest
 from samestate.plans.load import load, plan_sha256, with_engine
 from samestate.plans.model import Connector, Plan
+from samestate.plans.serve_args import ranks_said
 
 RUNS = Path("samestate-runs")
 MARKERS: EngineKind = "budget-grid"
@@ -58,8 +59,7 @@ SIMULATED = (
     "--tensor-parallel-size",
 )
 """Serve arguments that the simulated engine follows."""
-RANKS = ("--tensor-parallel-size", "-tp")
-"""How serve arguments say the number of ranks."""
+RANKS = "--tensor-parallel-size"
 _FOLDER = click.Path(path_type=Path)
 
 
@@ -110,6 +110,7 @@ def run(
     plan = snapshots.counterpart(plan, engine)
     chosen = _choose_plan(plan, model, _with_ranks(serve_args, tp), external_cache, delay_saves, choice)
     snapshots.require_plan(chosen, engine)
+    snapshots.require_weights(chosen, model, engine)
     if fault is not None:
         _require_fault(fault, chosen, engine)
         if known is not None:
@@ -165,7 +166,7 @@ def _require_fault(fault: str, plan: Plan, engine: str) -> None:
             raise Failure("--fault: the simulated engine has no faults of reasoning budgets; leave out --engine sim")
         if fault not in budgets:
             raise Failure(f"--fault: {fault} acts on a cache; a marker plan has only {', '.join(budgets)}")
-        if FAULTS[fault].site is Site.RANKS and not any(word.startswith(RANKS) for word in plan.engine.serve_args):
+        if FAULTS[fault].site is Site.RANKS and not _has_ranks(plan):
             raise Failure(f"--fault: {fault} needs two ranks; add --tp 2")
         return
     if fault in budgets:
@@ -174,6 +175,13 @@ def _require_fault(fault: str, plan: Plan, engine: str) -> None:
     if engine == "sim" and fault not in SimEngine.conducts:
         has = ", ".join(SimEngine.conducts)
         raise Failure(f"--fault: the simulated engine has only {has}; choose that or leave out --engine sim")
+
+
+def _has_ranks(plan: Plan) -> bool:
+    """Whether the plan's engines have two ranks or more."""
+    said = ranks_said(plan.engine.serve_args)
+    number = said[-1] if said else str(plan.engine.settings.get("tensor_parallel_size", 1))
+    return number.isascii() and number.isdecimal() and number.lstrip("0") not in ("", "1")
 
 
 def _require_traceable(plan: Plan, engine: str) -> None:
@@ -207,9 +215,9 @@ def _with_ranks(serve_args: str | None, tp: int | None) -> list[str]:
         raise Failure(f"--serve-args: {error}; put the whole string in quotes and balance those in it") from None
     if tp is None:
         return words
-    if any(word.replace("_", "-").startswith(RANKS) for word in words):
+    if ranks_said(words):
         raise Failure("--tp: --serve-args has a number of ranks too; leave one of them out")
-    return [*words, RANKS[0], str(tp)]
+    return [*words, RANKS, str(tp)]
 
 
 def _choose_plan(

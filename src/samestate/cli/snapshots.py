@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from samestate.checks.analyzers import BOUNDARY_SNAPSHOT_V1
 from samestate.cli.failures import Failure
+from samestate.cli.plan import EXTERNAL
 from samestate.engines import transformers
 from samestate.faults.catalogue import faults_on
+from samestate.models import catalogue
+from samestate.models.recipe import LOAD_FORMAT, load_settings
 from samestate.plans.errors import nearest
 from samestate.plans.model import Plan
 from samestate.plans.scenarios import CANDIDATE
@@ -47,6 +52,17 @@ def require_plan(plan: Plan, engine: str) -> None:
             raise Failure(
                 f"--serve-args: --engine {ENGINE} has no {flag}{near}; it has {', '.join(known)}; leave it out"
             )
+
+
+def require_weights(plan: Plan, model: Path | None, engine: str) -> None:
+    """Raise `Failure` for a model, the plan's or a folder of one's own (`model`), whose weights only vLLM makes."""
+    own = model is not None and plan.engine.model == EXTERNAL
+    named = str(model) if own else plan.engine.model
+    if engine == ENGINE and (load_settings(named) if own else catalogue.has_recipe(named)):
+        raise Failure(
+            f"--model: {named} holds a recipe in place of weights, which vLLM's load format {LOAD_FORMAT} alone "
+            f"follows; use glm5-next-tiny or another checkpoint with weights, or leave out --engine {ENGINE}"
+        )
 
 
 def require_fault(fault: str, engine: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -18,11 +18,10 @@ from samestate.evidence.canonical import sha256_hex
 from samestate.evidence.ground_records import OPAQUE
 from samestate.evidence.records import Argument, CallCaptured, CallsCounted
 from samestate.instruments.digests import Digester, digester_for
+from samestate.instruments.nested import given, parts
 from samestate.instruments.storages import as_bytes
 from samestate.instruments.tuners import own_rank
 
-_DEEPEST = 4
-"""Lists and dictionaries in arguments that are looked into."""
 _LONGEST = 200
 """Characters of a scalar that are kept as they are; of a longer one the beginning and its hash."""
 
@@ -61,7 +60,7 @@ class Capture:
     def _before(self, name: str) -> Any:
         def take(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             kept = self._calls[name] < self._limit
-            self._open[name].append((time.monotonic_ns(), self._facts(_given(args, kwargs)) if kept else {}))
+            self._open[name].append((time.monotonic_ns(), self._facts(given(args, kwargs)) if kept else {}))
 
         return take
 
@@ -72,9 +71,9 @@ class Capture:
             self._calls[name] += 1
             if call >= self._limit:
                 return
-            after = self._facts(_given(args, kwargs))
+            after = self._facts(given(args, kwargs))
             written = {key: one for key, one in after.items() if one != before[key]}
-            outputs = self._facts(_flat("output", output)) | {f"{key} (after)": one for key, one in written.items()}
+            outputs = self._facts(parts("output", output)) | {f"{key} (after)": one for key, one in written.items()}
             self._records.append(
                 CallCaptured(
                     rank=own_rank(),
@@ -88,8 +87,8 @@ class Capture:
 
         return take
 
-    def _facts(self, given: Iterator[tuple[str, Any]]) -> dict[str, Argument]:
-        return {name: self._fact(name, value) for name, value in given}
+    def _facts(self, values: Iterator[tuple[str, Any]]) -> dict[str, Argument]:
+        return {name: self._fact(name, value) for name, value in values}
 
     def _fact(self, name: str, value: Any) -> Argument:
         if not isinstance(value, torch.Tensor):
@@ -100,15 +99,10 @@ class Capture:
         return Argument(name=name, value=f"{dtype} {facts.digest}", shape=list(value.shape), written=False)
 
 
-class _Opaque(NamedTuple):
-    """An object whose values are not captured."""
-
-    kind: str
-
-
 def _word(value: Any) -> str:
-    if isinstance(value, _Opaque):
-        return f"{OPAQUE}{value.kind}>"
+    """A scalar by its value; of another object only that it is there."""
+    if value is not None and not isinstance(value, bool | int | float | str):
+        return f"{OPAQUE}{type(value).__name__}>"
     said = repr(value)
     return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}… sha256 {sha256_hex(said.encode())}"
 
@@ -119,27 +113,6 @@ def _resolve(name: str, modules: dict[str, Any]) -> str:
         said = f"{len(found)} modules end so, e.g. {found[0]}" if found else "the model has no such module"
         raise CaptureError(f"capture of {name!r}: {said}; name one of it as named_modules() does")
     return found[0]
-
-
-def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for index, value in enumerate(args):
-        yield from _flat(f"args[{index}]", value)
-    for name, value in kwargs.items():
-        yield from _flat(name, value)
-
-
-def _flat(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Tensors and scalars in a value, each under its own name; of other objects only that they are there."""
-    if isinstance(value, list | tuple) and depth < _DEEPEST:
-        for index, one in enumerate(value):
-            yield from _flat(f"{name}[{index}]", one, depth + 1)
-    elif isinstance(value, dict) and depth < _DEEPEST:
-        for key, one in value.items():
-            yield from _flat(f"{name}[{key!r}]", one, depth + 1)
-    elif value is None or isinstance(value, torch.Tensor | bool | int | float | str):
-        yield name, value
-    else:
-        yield name, _Opaque(type(value).__name__)
 
 
 _capture: Capture | None = None

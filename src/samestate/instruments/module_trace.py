@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -19,12 +18,11 @@ import torch
 
 from samestate.evidence.ground_records import TRACE_DIGITS, ModulesListed, StepTraced
 from samestate.instruments.digests import Digester, digester_for
+from samestate.instruments.nested import given, tensors
 from samestate.instruments.storages import as_bytes
 from samestate.instruments.tuners import own_rank
 
 _LAYER = re.compile(r"(^|\.)layers\.\d+(\.|$)")
-_DEEPEST = 4
-"""Lists and dictionaries in outputs that are looked into."""
 
 
 class TraceError(ValueError):
@@ -94,10 +92,9 @@ class ModuleTrace:
             if self._open is None:
                 return
             tokens = self._open[1]
-            found = list(_tensors("", output))
+            found = list(tensors("", output))
             if not found:
-                given = [(f"args[{index}]", value) for index, value in enumerate(args)] + list(kwargs.items())
-                found = [(f" ({key}{inner})", one) for key, value in given for inner, one in _tensors("", value)]
+                found = [(f" ({key})", one) for key, one in given(args, kwargs) if isinstance(one, torch.Tensor)]
             elif len(found) == 1:
                 found = [("", found[0][1])]
             else:
@@ -119,17 +116,6 @@ def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Tokens of the step, by the positions that every model of vLLM is given; 0: they are not there."""
     positions = kwargs.get("positions", args[1] if len(args) > 1 else None)
     return int(positions.shape[-1]) if isinstance(positions, torch.Tensor) and positions.dim() else 0
-
-
-def _tensors(place: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield place, value
-    elif isinstance(value, list | tuple) and depth < _DEEPEST:
-        for index, one in enumerate(value):
-            yield from _tensors(f"{place}[{index}]", one, depth + 1)
-    elif isinstance(value, dict) and depth < _DEEPEST:
-        for key, one in value.items():
-            yield from _tensors(f"{place}[{key!r}]", one, depth + 1)
 
 
 _trace: ModuleTrace | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from samestate.plans.errors import PlanError
 
@@ -37,12 +37,27 @@ _SHORT = {
     "tp": "tensor_parallel_size",
 }
 """vLLM's short flags for what a plan is likely to set."""
+_RANKS = "tensor_parallel_size"
+_LEAST_OF_RANKS = "tensor"
+"""vLLM's parser takes the beginning of a flag for the flag; no other begins so."""
 _ALIASES = {"device_memory_utilization": "gpu_memory_utilization"}
 
 
 def settings_named(serve_args: Iterable[str]) -> set[str]:
     """The settings that the arguments name, by vLLM's own names. An abbreviation stays one."""
     return {setting for argument in serve_args if (setting := _setting(argument)) is not None}
+
+
+def ranks_said(serve_args: Sequence[str]) -> list[str]:
+    """What the arguments say of the number of ranks, in order; vLLM heeds the last. By any spelling of the flag:
+    ``--tensor-parallel-size N`` or ``=N``, ``_`` for ``-``, its beginning, ``-tp``; empty where a value is missing."""
+    found = []
+    for index, argument in enumerate(serve_args):
+        setting = _setting(argument) or ""
+        if setting.startswith(_LEAST_OF_RANKS) and _RANKS.startswith(setting):
+            _, equals, value = argument.partition("=")
+            found.append(value if equals else "".join(serve_args[index + 1 : index + 2]))
+    return found
 
 
 def check_serve_args(serve_args: Iterable[str], settings: Collection[str]) -> None:
