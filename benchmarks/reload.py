@@ -2,13 +2,15 @@
 
     python benchmarks/reload.py [--device cpu|cuda] [--model DIR] [--tokens 2049 8193] [--rounds 30] [--out FILE.json]
                                 [--only engine|copies] [--largest BYTES] [--set NAME=JSON …] [--threaded]
-                                [--limit SECONDS] [--sweep]
+                                [--limit SECONDS] [--sweep] [--places memory disk …] [--warm-up 2]
 
-*Engine*: one engine that carries vLLM's own offloading (``native``) and our cache three times (memory alone; a folder
-and a server behind it, whose memory tier is emptied before each reload) and is switched between them, in an order that
-rotates. A round asks each a fresh prompt, cold, and the same again once nothing of it is local. Ratios are to
-``native`` of the same round. Every reload must hit, load bytes, and give the cold run's token. What is read back was
-just written: a folder's pages come from the page cache. The server runs where valkey-server or redis-server is there.
+*Engine*: one engine that carries vLLM's own offloading (``native``) and our cache several times (``--places``: memory
+alone; a folder and a server behind it, whose memory tier is emptied before each reload; on CUDA memory alone whose
+loads are made otherwise) and is switched between them, in an order that rotates. A round asks each a fresh prompt,
+cold, and the same again once nothing of it is local. All rounds of a length come before the next, the shortest first.
+Ratios are to ``native`` of the same round. Every reload must hit, load bytes, and give the cold run's token. What is
+read back was just written: a folder's pages come from the page cache. The server runs where valkey-server or
+redis-server is there. On CUDA a plain copy of as many bytes from pinned memory is timed after each length's rounds.
 
 *Copies*: one job of the offloading worker beside one plain copy of the same bytes, in turns. On the CPU also small
 ones, copied at once or by the worker's thread (`reload_copies.py`); on CUDA vLLM's worker and ours (`reload_cuda.py`).
@@ -27,7 +29,8 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -40,7 +43,6 @@ from rich.table import Table
 
 MIB = 1 << 20
 GOAL = 1.03
-WARM_UP = 2
 THREADED = "memory, by the thread"
 RESAMPLES = 2000
 
@@ -68,6 +70,8 @@ class Figure(NamedTuple):
     """GB/s (10⁹), by the worker's word."""
     reload_rate: float
     """GB/s, over the whole time to first token."""
+    plain_rate: float | None
+    """On CUDA: GB/s of a plain copy of as many bytes from pinned memory to the device, in the same run."""
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
@@ -77,34 +81,56 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
 
 
-def engines(options: argparse.Namespace, console: Console) -> tuple[list[Figure], list[dict[str, Any]], dict[str, Any]]:
-    """All rounds of the engine's part: what was found, the rounds, the settings in force."""
+def engines(options: argparse.Namespace, console: Console, keep: Callable[[dict[str, Any]], None]) -> None:
+    """All rounds of the engine's part. `keep` is told after each: settings, figures, rounds; a table after a length."""
     import reload_engine
 
     from samestate.models.catalogue import ensure
 
     settings = engine_settings(options)
+    progress = Console(file=sys.stderr)
+    found: list[Figure] = []
     rounds: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as scratch, running_server(Path(scratch)) as port:
-        places = reload_engine.scratch(Path(scratch), url(port) if port else None, options.threaded, options.device)
+    words = options.places or reload_engine.DEFAULT[options.device]
+    with tempfile.TemporaryDirectory() as scratch, server(Path(scratch), options, words) as port:
+        places = reload_engine.scratch(Path(scratch), url(port) if port else None, options.threaded, words)
         model = options.model or str(ensure("qwen3-next-tiny"))
         engine = reload_engine.Engine(model, settings, places, options.memory, options.device)
         if options.device == "cuda":
             console.print(f"loads by: {engine.loaders()}")
         try:
             draw, names = random.Random(1), engine.names
-            for number in track(range(-WARM_UP, options.rounds), "rounds", console=console):
-                order = [names[(number + step) % len(names)] for step in range(len(names))]
-                for tokens in options.tokens:
+            for tokens in sorted(set(options.tokens)):
+                mine: list[Figure] = []
+                numbers = range(-options.warm_up, options.rounds)
+                for number in track(numbers, f"rounds, N={tokens:,}", console=progress):
+                    order = [names[(number + step) % len(names)] for step in range(len(names))]
                     seen = {}
                     for name, cold, reload in reload_engine.one_round(engine, order, draw, tokens):
                         require_reload(name, tokens, cold, reload)
                         seen[name] = {"cold": cold._asdict(), "reload": reload._asdict()}
                     if number >= 0:
                         rounds.append({"tokens": tokens, "order": order, "places": seen})
+                        mine = [figure(rounds, name, tokens) for name in names]
+                        keep(kept(settings, found + mine, rounds))
+                if options.device == "cuda":
+                    sizes = {one.moved_bytes for one in mine}
+                    plain = {size: reload_engine.plain_rate(size) for size in sizes}
+                    mine = [one._replace(plain_rate=plain[one.moved_bytes]) for one in mine]
+                found += mine
+                keep(kept(settings, found, rounds))
+                show_engines(mine, console)
         finally:
             engine.close()
-    return [figure(rounds, name, tokens) for tokens in options.tokens for name in names], rounds, settings
+
+
+def server(folder: Path, options: argparse.Namespace, words: Sequence[str]) -> AbstractContextManager[int | None]:
+    """Its port; none where it is not asked for, or not installed."""
+    return nullcontext() if options.threaded or "valkey" not in words else running_server(folder)
+
+
+def kept(settings: dict[str, Any], found: list[Figure], rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"settings": settings, "figures": [one._asdict() for one in found], "rounds": rounds}
 
 
 def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -150,6 +176,7 @@ def figure(rounds: list[dict[str, Any]], name: str, tokens: int) -> Figure:
         reload[0]["moved_bytes"],
         statistics.median(one["moved_bytes"] / one["moved_s"] for one in reload) / 1e9,
         statistics.median(one["moved_bytes"] / one["ttft_s"] for one in reload) / 1e9,
+        None,
     )
 
 
@@ -161,10 +188,11 @@ def word(low: float, high: float, goal: float, *, at_most: bool) -> str:
 
 
 def show_engines(found: list[Figure], console: Console) -> None:
+    """Of one length."""
     table = Table(title="Reload: time to first token")
     for column in (
         *("N", "place", "cold, ms", "reload, ms", "of cold", "of native", "95 %"),
-        *("of the thread's", "95 % ", "MB", "copy GB/s", "goal"),
+        *("of the thread's", "95 % ", "MB", "load GB/s", "plain GB/s", "goal"),
     ):
         table.add_column(column, justify="left" if column in ("place", "goal") else "right")
     for one in found:
@@ -181,6 +209,7 @@ def show_engines(found: list[Figure], console: Console) -> None:
             "" if one.of_threaded is None else f"{one.of_threaded_low:.3f} to {one.of_threaded_high:.3f}",
             f"{one.moved_bytes / 1e6:.1f}",
             f"{one.moved_rate:.2f}",
+            "" if one.plain_rate is None else f"{one.plain_rate:.2f}",
             goal,
         )
     console.print(table)
@@ -271,6 +300,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--memory", type=int, default=1 << 28, help="bytes of every memory tier")
     parser.add_argument("--largest", type=int, default=1 << 30, help="bytes of the largest copy")
+    parser.add_argument("--warm-up", type=int, default=2, help="rounds before those that count, of each length")
+    parser.add_argument(
+        "--places",
+        nargs="+",
+        choices=("memory", "disk", "auto", "gathered", "staged", "valkey"),
+        help="beside vLLM's own; auto, gathered and staged are memory, loaded so, on CUDA. "
+        "Without: memory, disk, valkey, on CUDA also auto",
+    )
     parser.add_argument("--only", choices=("engine", "copies"))
     parser.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=JSON")
     parser.add_argument(
@@ -278,15 +315,21 @@ def main() -> int:
     )
     parser.add_argument("--limit", type=float, default=120, help="seconds after which no further load on CUDA begins")
     parser.add_argument("--sweep", action="store_true", help="on CUDA: the kernel with other constants too")
-    parser.add_argument("--out", type=Path, help="written after every part, on CUDA after every row")
+    parser.add_argument(
+        "--out", type=Path, help="written after every part, every round of an engine, every row on CUDA"
+    )
     options = parser.parse_args()
-    console, progress = Console(width=None if sys.stdout.isatty() else 140), Console(file=sys.stderr)
+    if options.device == "cpu" and {"auto", "gathered", "staged"} & set(options.places or ()):
+        parser.error("--places auto, gathered, staged: what loads on CUDA; say --device cuda, or memory")
+    console = Console(width=None if sys.stdout.isatty() else 150)
     result: dict[str, Any] = {"machine": machine(options.device), "arguments": sys.argv[1:]}
 
     def keep(name: str, part: dict[str, Any]) -> None:
         result[name] = part
         if options.out:
-            options.out.write_text(json.dumps(result, indent=1) + "\n")
+            beside = options.out.with_name(options.out.name + ".part")
+            beside.write_text(json.dumps(result, indent=1) + "\n")
+            beside.replace(options.out)  # Whole, whenever the run is killed.
 
     if options.only != "engine":
         if options.device == "cpu":
@@ -294,9 +337,7 @@ def main() -> int:
         else:
             all_loads(options, console, partial(keep, "copies"))
     if options.only != "copies":
-        found, rounds, settings = engines(options, progress)
-        show_engines(found, console)
-        keep("engine", {"settings": settings, "figures": [one._asdict() for one in found], "rounds": rounds})
+        engines(options, console, partial(keep, "engine"))
     result["load_after"] = os.getloadavg()
     console.print(f"machine: {result['machine']}; load after: {result['load_after'][0]:.1f}")
     if options.out:

@@ -1,15 +1,16 @@
 """Loads on CUDA, part of `reload.py`: one job from pinned memory to the device, by vLLM's worker and by ours.
 
-In every round each takes one turn, the order rotating, beside a plain copy of as many bytes from pinned memory: vLLM's
-worker as it is (``vllm``), ours with every load by the kernel (``gather``), and ours as it chooses (``auto``). They
-share one tier and one device side; rows and blocks are in random order. A load is timed from its submission until
-`get_finished` has it, asked without a pause: an engine asks in every step. ``vllm, waited``: until `wait` returns,
-which the engine calls for preempted requests only.
+Memory is as in engines: a region whose rows of 2 MiB hold a page of each of several tensors (vLLM's own worker and
+region, allocated and pinned by them). A job loads every row into a block, both in random order. In every round each
+takes one turn, the order rotating, beside a plain copy of as many bytes from pinned memory: vLLM's worker as it is
+(``vllm``), ours with every load by the kernel (``gather``), with every load through the buffer (``staged``), and as it
+chooses (``auto``). They share one tier and one device side. A load is timed from its submission *until complete*, when
+the event behind it has passed, asked without a pause, and *until reported*, when `get_finished` then has it.
 
 Before it is timed, each loads once into blocks that were emptied, and every byte is compared. One that fails is said
 to, and left out; the others go on. Sizes for which there is a goal come first.
 
-*Sweep*, where asked for: the kernel with other constants, 64 MiB in pieces of 16 KiB and of 2 MiB.
+*Sweep*, where asked for: kernel and buffer with other constants, 64 MiB in pieces of 16 KiB and of 64 KiB.
 
 *Beside compute*: what 1 GiB of loads in pieces of 64 KiB costs kernels that run at the same time on the same device.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import random
 import statistics
 import time
@@ -32,21 +34,21 @@ from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     CanonicalKVCacheTensor,
     GPULoadStoreSpec,
-    OffloadingWorker,
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
-from samestate.cache import cuda_gather, cuda_loads
+from samestate.cache import cuda_gather, cuda_loads, cuda_staged
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+ROW = 2 * MIB
 PIECES = (16 * KIB, 64 * KIB, 512 * KIB, 2 * MIB)
 TOTALS = (64 * MIB, 256 * MIB, GIB, 16 * MIB, 2 * MIB)
 DEVICE = "cuda"
 GOAL_FROM, GOAL = 64 * MIB, 0.90
 WARM_UP = 3
-WAITED = "vllm, waited"
-VARIANTS = ("vllm", WAITED, "gather", "auto")
+VARIANTS = ("vllm", "gather", "staged", "auto")
 GIVE_UP = 10.0
 """Seconds for one load."""
 Interval: TypeAlias = Callable[[list[float]], tuple[float, float]]
@@ -57,6 +59,8 @@ class Turn(NamedTuple):
     """Seconds."""
 
     total: float
+    """Until reported."""
+    complete: float
     submit: float
     """For which the engine's step waits."""
     said: float
@@ -72,6 +76,10 @@ class Share(NamedTuple):
     """Of the plain copy's rate in the same round, with its 95 % bootstrap interval."""
     low: float
     high: float
+    complete: float
+    """The same, until complete."""
+    complete_low: float
+    complete_high: float
     submit_us: float
     said: float
     """GB/s by the worker's word."""
@@ -89,34 +97,38 @@ class Row(NamedTuple):
 
 
 class Bench:
-    """One tier and its device side, `total` bytes in pieces of `piece`, and the workers over them."""
+    """A tier of rows and its device side, and the workers over them: `row / piece` tensors, `total / row` rows."""
 
-    def __init__(self, total: int, piece: int, seed: int = 1) -> None:
-        pages = total // piece
+    _regions = itertools.count()
+
+    def __init__(self, total: int, piece: int, row: int = ROW, seed: int = 1) -> None:
+        rows = total // row
         self.total = total
-        self._content = torch.randint(-128, 128, (pages, piece), dtype=torch.int8, device=DEVICE)
+        self._content = torch.randint(-128, 128, (row // piece, rows, piece), dtype=torch.int8, device=DEVICE)
         self._blocks = self._content.clone()
-        caches = CanonicalKVCaches([CanonicalKVCacheTensor(self._blocks, piece)], [[CanonicalKVCacheRef(0, piece)]])
-        worker = CPUOffloadingWorker(caches, 1, pages)
+        caches = CanonicalKVCaches(
+            [CanonicalKVCacheTensor(one, piece) for one in self._blocks],
+            [[CanonicalKVCacheRef(index, piece) for index in range(row // piece)]],
+        )
+        region = SharedOffloadRegion(f"reload-{os.getpid()}-{next(self._regions)}", rows, 0, row, row, lambda: None)
+        worker = CPUOffloadingWorker(caches, 1, rows, region)
         self._source = torch.ones(total, dtype=torch.int8).pin_memory()
         self._target = torch.zeros(total, dtype=torch.int8, device=DEVICE)
         self._jobs = itertools.count()
         self._worker = worker
-        self.workers: dict[str, OffloadingWorker] = {"vllm": worker, WAITED: worker}
+        self.workers: dict[str, CPUOffloadingWorker] = {"vllm": worker}
         self.failed: dict[str, str] = {}
         chance = random.Random(seed)
-        self._rows, self._places = chance.sample(range(pages), pages), chance.sample(range(pages), pages)
-        rows, blocks = self._specs()
+        self._rows, self._places = chance.sample(range(rows), rows), chance.sample(range(rows), rows)
+        source, target = self._specs()
         job = next(self._jobs)
-        assert worker.submit_store(job, blocks, rows)
+        assert worker.submit_store(job, target, source)
         worker.wait({job})
         assert [one.job_id for one in worker.get_finished()] == [job]
-        for mode in ("gather", "auto"):
+        for mode in VARIANTS[1:]:
             ours = copy.copy(worker)  # Same tier, same handlers; `install` puts ours before the loads of this one.
             try:
-                cuda_loads.install(ours, mode)
-                if ours._load_handler is worker._load_handler:
-                    raise RuntimeError("left to vLLM's worker, the log says why")
+                cuda_loads.install(ours, mode)  # `auto` may leave them as they are: then that is what it is.
             except Exception as error:
                 self.failed[mode] = _line(error)
             else:
@@ -137,18 +149,18 @@ class Bench:
         began = time.perf_counter()
         assert worker.submit_load(job, rows, blocks)
         submitted = time.perf_counter()
-        if variant == WAITED:
-            worker.wait({job})
-            ended = time.perf_counter()
-            results = worker.get_finished()
-        else:
-            while not (results := worker.get_finished()):
-                if time.perf_counter() - began > GIVE_UP:
-                    raise TimeoutError(f"not over after {GIVE_UP:.0f} s")
-            ended = time.perf_counter()
+        event = _event(worker._load_handler, job)
+        while not event.query():
+            if time.perf_counter() - began > GIVE_UP:
+                raise TimeoutError(f"not over after {GIVE_UP:.0f} s")
+        completed = time.perf_counter()
+        while not (results := worker.get_finished()):
+            if time.perf_counter() - began > GIVE_UP:
+                raise TimeoutError(f"not reported after {GIVE_UP:.0f} s")
+        ended = time.perf_counter()
         (result,) = results
         assert result.success and result.job_id == job and result.transfer_size == self.total, result
-        return Turn(ended - began, submitted - began, result.transfer_time or float("nan"))
+        return Turn(ended - began, completed - began, submitted - began, result.transfer_time or float("nan"))
 
     def check(self, variant: str) -> None:
         """Raises ValueError: after a load some byte is not what was stored."""
@@ -177,6 +189,14 @@ class Bench:
         return CPULoadStoreSpec(self._rows), GPULoadStoreSpec(self._places, [len(self._places)], [0])
 
 
+def _event(handler: Any, job: int) -> Any:
+    """What passes when a job of vLLM's handler, or of ours, is over."""
+    for one in getattr(handler, "_jobs", ()):
+        if one.job_id == job:
+            return one.ended
+    return getattr(handler, "_inner", handler)._transfer_events[job]
+
+
 def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}"
 
@@ -200,10 +220,13 @@ def one_row(total: int, piece: int, rounds: int, interval: Interval) -> tuple[Ro
     for variant in bench.workers:
         mine = [(one["plain"], one[variant]) for one in seen]
         ratios = [plain / turn.total for plain, turn in mine]
+        complete = [plain / turn.complete for plain, turn in mine]
         shares[variant] = Share(
             statistics.median(total / turn.total for _, turn in mine) / 1e9,
             statistics.median(ratios),
             *interval(ratios),
+            statistics.median(complete),
+            *interval(complete),
             statistics.median(turn.submit for _, turn in mine) * 1e6,
             statistics.median(total / turn.said for _, turn in mine) / 1e9,
         )
@@ -247,65 +270,79 @@ def loads(
 
 
 def show(rows: list[Row], word: Word, console: Console) -> None:
-    table = Table(title="Loads on CUDA: share of the plain copy's rate, submitted to reported")
-    for column in (
-        "MiB",
-        "piece, KiB",
-        "plain GB/s",
-        *VARIANTS,
-        "auto 95 %",
-        "submit µs: vllm",
-        "gather",
-        "auto: goal",
-    ):
+    for title, kind in (("submitted to reported", ""), ("submitted to complete", "complete")):
+        table = Table(title=f"Loads on CUDA: share of the plain copy's rate, {title}")
+        for column in ("MiB", "piece, KiB", "plain GB/s", *VARIANTS, "staged 95 %", "staged: goal", "auto: goal"):
+            table.add_column(column, justify="right")
+        for row in sorted(rows):
+            found = {
+                name: (share.complete, share.complete_low, share.complete_high)
+                if kind
+                else (share.ratio, share.low, share.high)
+                for name, share in row.shares.items()
+            }
+            goal = row.total_bytes >= GOAL_FROM
+            table.add_row(
+                f"{row.total_bytes // MIB:,}",
+                f"{row.piece_bytes // KIB:,}",
+                f"{row.plain:.1f}",
+                *(f"{found[one][0]:.3f}" if one in found else "" for one in VARIANTS),
+                f"{found['staged'][1]:.3f} to {found['staged'][2]:.3f}" if "staged" in found else "",
+                *(word(*found[one][1:]) if goal and one in found else "" for one in ("staged", "auto")),
+            )
+        console.print(table)
+    table = Table(title="Loads on CUDA: µs to submit; GB/s by the worker's word")
+    for column in ("MiB", "piece, KiB", *VARIANTS, *(f"{one}, GB/s" for one in VARIANTS)):
         table.add_column(column, justify="right")
     for row in sorted(rows):
-        share = row.shares
-        auto = share.get("auto")
-        goal = auto is not None and row.total_bytes >= GOAL_FROM
+        shares = [row.shares.get(one) for one in VARIANTS]
         table.add_row(
             f"{row.total_bytes // MIB:,}",
             f"{row.piece_bytes // KIB:,}",
-            f"{row.plain:.1f}",
-            *(f"{share[one].ratio:.3f}" if one in share else "" for one in VARIANTS),
-            f"{auto.low:.3f} to {auto.high:.3f}" if auto else "",
-            *(f"{share[one].submit_us:.0f}" if one in share else "" for one in ("vllm", "gather")),
-            word(auto.low, auto.high) if auto and goal else "",
+            *(f"{one.submit_us:.0f}" if one else "" for one in shares),
+            *(f"{one.said:.1f}" if one else "" for one in shares),
         )
     console.print(table)
 
 
-SWEEP = (
-    *({"PROGRAMS": programs} for programs in (16, 32, 64, 128, 256)),
-    *({"CHUNK_BYTES": chunk, "PROGRAMS": (1 << 20) // chunk} for chunk in (4 * KIB, 8 * KIB, 32 * KIB)),
-    {"WARPS": 8},
-    {"HEAD_CHUNKS": 0},
-    {"HEAD_CHUNKS": 128},
+SWEEP: tuple[tuple[str, Any, dict[str, int]], ...] = (
+    *(("gather", cuda_gather, {"PROGRAMS": programs}) for programs in (16, 32, 64, 128)),
+    *(("gather", cuda_gather, {"HEAD_CHUNKS": chunks}) for chunks in (0, 128)),
+    *(
+        ("staged", cuda_staged, {"SLAB_BYTES": size * MIB, "SLABS": slabs})
+        for size, slabs in ((4, 4), (4, 8), (8, 4), (8, 8), (16, 2), (16, 4), (32, 2), (32, 4))
+    ),
+    *(("staged", cuda_staged, {"PROGRAMS": programs}) for programs in (8, 16, 32, 64, 128)),
+    *(("staged", cuda_staged, {"TAIL_BYTES": size * MIB}) for size in (1, 4, 8, 16)),
+    *(
+        ("staged", cuda_staged, {"SLAB_BYTES": size * MIB, "SLABS": slabs, "TAIL_BYTES": tail * MIB, "PROGRAMS": 64})
+        for size, slabs, tail in ((16, 4, 4), (16, 4, 8), (32, 2, 4), (32, 2, 8), (32, 4, 8), (64, 2, 4))
+    ),
 )
-"""Constants of `cuda_gather` and `cuda_loads` that differ from theirs."""
+"""Ways of loading, and constants of a module that differ from its own."""
 
 
 def sweep(rounds: int, console: Console) -> list[dict[str, Any]]:
-    """The kernel's share of the plain copy's rate with each of the settings; each is checked first."""
+    """Their shares of the plain copy's rate with each of the settings; each is checked first."""
     found: list[dict[str, Any]] = []
-    for constants, piece in itertools.product(SWEEP, (16 * KIB, 2 * MIB)):
-        homes = [(cuda_loads if hasattr(cuda_loads, name) else cuda_gather, name) for name in constants]
-        before = [getattr(home, name) for home, name in homes]
+    for (mode, home, constants), piece in itertools.product(SWEEP, (16 * KIB, 64 * KIB)):
+        before = {name: getattr(home, name) for name in constants}
+        where = f"{mode}, {constants}, {piece // KIB} KiB"
         try:
-            for (home, name), value in zip(homes, constants.values(), strict=True):
+            for name, value in constants.items():
                 setattr(home, name, value)
             bench = Bench(64 * MIB, piece)
-            bench.check("gather")
-            turns = [(bench.plain(), bench.load("gather")) for _ in range(WARM_UP + rounds)][WARM_UP:]
+            bench.check(mode)
+            turns = [(bench.plain(), bench.load(mode)) for _ in range(WARM_UP + rounds)][WARM_UP:]
             bench.close()
             ratio = statistics.median(plain / turn.total for plain, turn in turns)
             said = statistics.median(64 * MIB / turn.said for _, turn in turns) / 1e9
-            found.append(constants | {"piece_bytes": piece, "ratio": ratio, "said": said})
-            console.print(f"{constants}, {piece // KIB} KiB: {ratio:.3f} of plain, kernel {said:.1f} GB/s")
+            found.append({"mode": mode, "piece_bytes": piece, "ratio": ratio, "said": said} | constants)
+            console.print(f"{where}: {ratio:.3f} of plain, {said:.1f} GB/s by its word")
         except Exception as error:
-            console.print(f"{constants}, {piece // KIB} KiB: failed: {_line(error)}")
+            console.print(f"{where}: failed: {_line(error)}")
         finally:
-            for (home, name), value in zip(homes, before, strict=True):
+            for name, value in before.items():
                 setattr(home, name, value)
     return found
 
@@ -323,7 +360,7 @@ def beside_compute(rounds: int, console: Console) -> dict[str, Any]:
     seen: dict[str, dict[str, list[float]]] = {}
     for number in range(-WARM_UP, rounds):
         for name, (kernel, times) in work.items():
-            for variant in (None, "vllm", "gather"):
+            for variant in (None, "vllm", "gather", "staged"):
                 if variant is not None and variant not in bench.workers:
                     continue
                 torch.cuda.synchronize()

@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 import os
 import random
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from samestate.engines.children.environment import DEFAULTS, FIXED
 
 os.environ.update({**DEFAULTS, **os.environ, **FIXED, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
 
+import torch
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -34,8 +36,8 @@ from samestate.cache.connector import SamestateConnector
 NATIVE = "native"
 THREADED = "memory, by the thread"
 """Our memory again; the host worker leaves every load to its thread."""
-GATHERED = "memory, gathered"
-"""Our memory again, on CUDA; loads of small pieces are made by the kernel."""
+LOADED = {"memory, auto": "auto", "memory, gathered": "gather", "memory, staged": "staged"}
+"""Our memory again, on CUDA, by what `cuda_loads` says."""
 SETTLE_SECONDS = 60.0
 PARAMS = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
 
@@ -63,7 +65,7 @@ def children(places: dict[str, str | None], memory_bytes: int, device: str) -> l
         kind = {"file": "samestate-disk", "valkey": "samestate-valkey"}.get(scheme)
         tiers = [{"type": kind, "url": url}] if url else []
         options = {"cpu_bytes_to_use": memory_bytes, "secondary_tiers": tiers, "revision": "benchmark"}
-        options |= {"cuda_loads": "auto"} if name == GATHERED else {}
+        options |= {"cuda_loads": LOADED[name]} if name in LOADED else {}
         child = _child("SamestateConnector", options)
         found.append(child | {"kv_connector_module_path": "samestate.cache.connector"})
     return found
@@ -232,10 +234,32 @@ def one_round(engine: Engine, order: list[str], draw: random.Random, tokens: int
         yield name, cold, reload
 
 
-def scratch(folder: Path, server: str | None, threaded: bool, device: str) -> dict[str, str | None]:
-    """Our places, by their names in tables."""
+PLACES = ("memory", "disk", "auto", "gathered", "staged", "valkey")
+"""Words for ours. vLLM's own is always there."""
+DEFAULT = {"cpu": ("memory", "disk", "valkey"), "cuda": ("memory", "disk", "auto", "valkey")}
+
+
+def scratch(folder: Path, server: str | None, threaded: bool, words: Sequence[str]) -> dict[str, str | None]:
+    """Our places, by their names in tables. Without a server, `valkey` is left out."""
     if threaded:
         return {"memory": None, THREADED: None}
-    places: dict[str, str | None] = {"memory": None, "disk": (folder / "pages").as_uri()}
-    places |= {GATHERED: None} if device == "cuda" else {}
-    return places | ({"valkey": server} if server else {})
+    urls = {"disk": (folder / "pages").as_uri(), "valkey": server}
+    names = {word: f"memory, {word}" if f"memory, {word}" in LOADED else word for word in words}
+    return {name: urls.get(word) for word, name in names.items() if word != "valkey" or server}
+
+
+def plain_rate(bytes_: int, times: int = 5) -> float | None:
+    """GB/s (10⁹) of one copy of so many bytes from pinned memory to a CUDA device, the median; None: no room there."""
+    source = torch.ones(bytes_, dtype=torch.int8).pin_memory()
+    try:
+        target = torch.zeros(bytes_, dtype=torch.int8, device="cuda")
+    except torch.OutOfMemoryError:
+        return None
+    seconds = []
+    for _ in range(times + 1):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return bytes_ / statistics.median(seconds[1:]) / 1e9

@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_one_line(said: dict[str, Any], line: str) -> None:
         ({"extra_config": {"cpu_bytes_to_use": 4095}}, "cpu_bytes_to_use=4095 holds no chunk: one takes 4096 bytes"),
         (
             {"extra_config": {"cpu_bytes_to_use": 1 << 20, "cuda_loads": "fast"}},
-            "kv_connector_extra_config.cuda_loads: 'fast' is none of copy, auto, gather",
+            "kv_connector_extra_config.cuda_loads: 'fast' is none of copy, auto, gather, staged",
         ),
     ],
 )

@@ -22,9 +22,11 @@ from vllm.v1.kv_offload.base import CanonicalKVCacheRef, GPULoadStoreSpec, Trans
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.gpu_worker import SingleDirectionOffloadingHandler
 
-from samestate.cache import cuda_loads
-from samestate.cache.cuda_gather import Gather, JobSize
-from samestate.cache.cuda_loads import CudaLoads, Lane, install, left_to_copy, require_mode
+from samestate.cache import cuda_gather, cuda_loads
+from samestate.cache.cuda_gather import Gather, Gathered, JobSize
+from samestate.cache.cuda_lanes import Lane
+from samestate.cache.cuda_loads import CudaLoads, install, left_to_copy, require_mode
+from samestate.cache.cuda_staged import Staged
 
 ROWS, PAGE = 8, 48
 MIB = 1 << 20
@@ -82,27 +84,29 @@ class FakeLane(Lane):
     def give_back(self, *marks: Any) -> None:
         self.returned += marks
 
+    def signal(self) -> object:
+        return object()
+
     def table(self, numbers: int) -> torch.Tensor:
         self.tables += 1
         return torch.zeros(numbers, dtype=torch.int64)
 
 
-class FakeGather(Gather):
+class FakeGather(Gathered):
     """Copies when the lane runs, from the table as it then is."""
-
-    lane: FakeLane
 
     def launch(self, table: torch.Tensor) -> None:
         if not table.shape[1]:
             return
-        assert self.lane.current == "lane"
-        self.lane.log.append("launch")
+        (lane,) = self.lanes
+        assert lane.current == "lane"
+        lane.log.append("launch")
 
         def copy() -> None:
             for source, target, length in table.T.tolist():
                 ctypes.memmove(target, source, length * self.unit)
 
-        self.lane.pending.append(copy)
+        lane.pending.append(copy)
 
 
 class FakeInner:
@@ -139,9 +143,8 @@ class Bench:
         self.device = torch.full((ROWS, PAGE), 7, dtype=torch.int8)
         self.lane = FakeLane()
         self.inner = FakeInner(self.lane)
-        gather = FakeGather([[CanonicalKVCacheRef(0, PAGE)]], [self.tier], [self.device])
-        gather.lane = self.lane
-        self.loads = CudaLoads(self.inner, gather, self.lane, by_copy)  # type: ignore[arg-type]
+        gather = FakeGather([[CanonicalKVCacheRef(0, PAGE)]], [self.tier], [self.device], self.lane)
+        self.loads = CudaLoads(self.inner, gather, by_copy)  # type: ignore[arg-type]
 
     def load(self, job: int, rows: list[int], blocks: list[int]) -> None:
         source, target = CPULoadStoreSpec(rows), GPULoadStoreSpec(blocks, [len(blocks)], [0])
@@ -166,7 +169,7 @@ def test_a_load_begins_behind_the_compute_stream_and_is_over_behind_its_kernel()
 
 
 def test_a_long_load_is_launched_in_two_parts_between_two_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_loads, "HEAD_CHUNKS", 2)
+    monkeypatch.setattr(cuda_gather, "HEAD_CHUNKS", 2)
     bench = Bench()
     bench.load(1, [4, 5, 6, 7], [3, 2, 1, 0])
     assert bench.lane.log == ["after compute", "mark", "launch", "launch", "mark"]
@@ -304,10 +307,11 @@ def test_where_the_kernel_cannot_be_vllm_loads_or_one_line_says_why(
     install(worker, "auto")
     assert worker._load_handler is handler
     assert len(warned) == 1 and warned[0].startswith(f"loads are left to vLLM's worker: {line}")
-    with pytest.raises(ValueError, match="say auto or copy") as caught:
-        install(worker, "gather")
-    assert str(caught.value).startswith(f"kv_connector_extra_config.cuda_loads=gather: {line}")
-    assert "\n" not in str(caught.value)
+    for mode in ("gather", "staged"):
+        with pytest.raises(ValueError, match="say auto or copy") as caught:
+            install(worker, mode)
+        assert str(caught.value).startswith(f"kv_connector_extra_config.cuda_loads={mode}: {line}")
+        assert "\n" not in str(caught.value)
 
 
 @pytest.fixture
@@ -318,30 +322,51 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("pinned")
-@pytest.mark.parametrize("unit", [16, 4])
-def test_auto_leaves_badly_aligned_pages_and_large_pieces_to_vllm(unit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gather, "trial", lambda *_: True)
+@pytest.mark.parametrize(
+    ("unit", "span", "line"),
+    [
+        (16, PAGE, None),
+        (4, PAGE - 12, "pages are aligned to 4 bytes only"),
+        (16, PAGE + 1, "pieces are large, or no spans of small ones are"),
+    ],
+    ids=["fit", "alignment", "small spans"],
+)
+def test_auto_leaves_badly_aligned_pages_and_small_spans_to_vllm(
+    unit: int, span: int, line: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in (Gather, Staged):
+        monkeypatch.setattr(kind, "trial", lambda *_: True)
     monkeypatch.setattr(cuda_loads, "Lane", lambda device: FakeLane())
-    for mode, by_copy in (("auto", left_to_copy), ("gather", None)):
+    monkeypatch.setattr(cuda_loads, "STAGED_SPAN", span)
+    warned: list[str] = []
+    monkeypatch.setattr(cuda_loads.logger, "warning", lambda text, *arguments: warned.append(text % arguments))
+    for mode, by_copy, kind in (("auto", left_to_copy, Staged), ("gather", None, Gathered), ("staged", None, Staged)):
         handler = Handler()
         handler.layer_refs_per_group = [[CanonicalKVCacheRef(0, PAGE - 16 + unit)]]
         worker: Any = SimpleNamespace(_load_handler=handler)
         install(worker, mode)
         installed = worker._load_handler
-        assert isinstance(installed, CudaLoads) is (mode == "gather" or unit == 16)
-        if installed is not handler:
-            assert (installed._inner, installed._by_copy) == (handler, by_copy)
+        if mode == "auto" and line is not None:
+            assert installed is handler
+            continue
+        assert isinstance(installed, CudaLoads)
+        assert (installed._inner, installed._by_copy, type(installed._loader)) == (handler, by_copy, kind)
+    assert warned == ([f"loads are left to vLLM's worker: {line}"] if line else [])
 
 
 @pytest.mark.usefixtures("pinned")
 def test_a_trial_that_fails_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gather, "trial", lambda *_: False)
+    for kind in (Gather, Staged):
+        monkeypatch.setattr(kind, "trial", lambda *_: False)
+    monkeypatch.setattr(cuda_loads, "Lane", lambda device: FakeLane())
+    monkeypatch.setattr(cuda_loads, "STAGED_SPAN", 1)
     handler = Handler()
     worker: Any = SimpleNamespace(_load_handler=handler)
     install(worker, "auto")
     assert worker._load_handler is handler
-    with pytest.raises(ValueError, match="the kernel's trial gave other bytes; say auto or copy"):
-        install(worker, "gather")
+    for mode in ("gather", "staged"):
+        with pytest.raises(ValueError, match=f"{mode}: the kernel's trial gave other bytes; say auto or copy"):
+            install(worker, mode)
 
 
 def test_a_worker_without_such_a_handler_is_left_alone() -> None:
@@ -358,7 +383,7 @@ def test_the_handler_of_the_installed_vllm_is_known() -> None:
     assert hashlib.sha256(SOURCE.encode()).hexdigest() in cuda_loads.KNOWN
 
 
-def test_modes_are_three() -> None:
-    assert [require_mode(mode) for mode in ("auto", "copy", "gather")] == ["auto", "copy", "gather"]
-    with pytest.raises(ValueError, match=r"cuda_loads: True is none of copy, auto, gather"):
+def test_modes_are_four() -> None:
+    assert [require_mode(mode) for mode in ("auto", "copy", "gather", "staged")] == sorted(cuda_loads.MODES)
+    with pytest.raises(ValueError, match=r"cuda_loads: True is none of copy, auto, gather, staged"):
         require_mode(True)

@@ -15,7 +15,8 @@ clears the stores too.
     eviction_policy: ``family-lru`` (the default) or ``family-value``.
     revision: The operator's word for what the weights are. Weight files are then not read.
     tenant: A further word that keeps engines apart.
-    cuda_loads: Who loads on CUDA: ``copy`` (the default), ``auto`` or ``gather``; see `samestate.cache.cuda_loads`.
+    cuda_loads: Who loads on CUDA: ``copy`` (the default), ``auto``, ``staged`` or ``gather``; see
+        `samestate.cache.cuda_loads`.
 """
 
 from __future__ import annotations

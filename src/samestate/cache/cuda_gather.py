@@ -10,7 +10,7 @@ Both sides are byte matrices, one row per page; pinned memory has one address fo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,8 @@ import torch
 import triton
 import triton.language as tl
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef
+
+from samestate.cache.cuda_lanes import Lane, Mark
 
 CHUNK_BYTES = 16 << 10
 PROGRAMS = 16
@@ -29,16 +31,17 @@ WIDE = 16
 _ELEMENTS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
-@triton.jit(do_not_specialize=["table", "count"])
+@triton.jit(do_not_specialize=["table", "count", "apart"])
 def copy_chunks(
     table: tl.tensor,
     count: tl.tensor,
+    apart: tl.tensor,
     element: tl.constexpr,
     word: tl.constexpr,
     wide: tl.constexpr,
     chunk: tl.constexpr,
 ) -> None:
-    """Copy `count` chunks. `table` is the address of int64, shape (3, count): sources, targets, lengths.
+    """Copy `count` chunks. `table` is the address of int64s: sources, `apart` further on targets, then lengths.
 
     `wide`: bytes that divide all addresses; lengths are counted in it.
     """
@@ -46,10 +49,37 @@ def copy_chunks(
     offsets = tl.arange(0, chunk // word)
     for at in range(tl.program_id(0), count, tl.num_programs(0)):
         source = tl.multiple_of(tl.load(sources + at).to(tl.pointer_type(element)), wide)
-        target = tl.multiple_of(tl.load(sources + count + at).to(tl.pointer_type(element)), wide)
-        inside = offsets < tl.load(sources + 2 * count + at) * (wide // word)
+        target = tl.multiple_of(tl.load(sources + apart + at).to(tl.pointer_type(element)), wide)
+        inside = offsets < tl.load(sources + 2 * apart + at) * (wide // word)
         data = tl.load(source + offsets, mask=inside, cache_modifier=".cg")
         tl.store(target + offsets, data, mask=inside)
+
+
+def launch(table: int, count: int, apart: int, unit: int, programs: int) -> None:
+    """Copy chunks on the current stream.
+
+    Args:
+        table: Address of the first source, int64. Targets lie `apart` numbers further on, then lengths. It must stay
+            as it is until the kernel is over.
+        count: Chunks.
+        apart: At least `count`.
+        unit: Bytes that divide every address, and in which lengths are counted: 1, 2, 4, 8 or 16.
+        programs: At most so many at a time.
+
+    """
+    if not count:
+        return
+    word = min(unit, 8)
+    copy_chunks[(min(programs, count),)](
+        table,
+        count,
+        apart,
+        element=_ELEMENTS[word],
+        word=word,
+        wide=unit,
+        chunk=CHUNK_BYTES,
+        num_warps=WARPS,
+    )
 
 
 class _Group(NamedTuple):
@@ -74,6 +104,12 @@ class JobSize(NamedTuple):
     pieces: int
     """Pages of single entries."""
     bytes: int
+    spans: int = 0
+    """Stretches of contiguous memory in which the pages lie; 0: not counted."""
+
+
+HEAD_CHUNKS = 512
+"""Of a job, launched before the rest is described: 150 µs of a fast bus, in which that is done."""
 
 
 class Gather:
@@ -106,6 +142,10 @@ class Gather:
             for group, size in zip(self._groups, sizes, strict=True)
         ]
         return JobSize(*(sum(column) for column in zip((0, 0, 0), *counted, strict=True)))
+
+    def numbers(self, sizes: Sequence[int]) -> int:
+        """Of the memory for such a job's table."""
+        return 3 * self.size(sizes).chunks
 
     def head(self, sizes: Sequence[int], chunks: int) -> list[int]:
         """The fewest first blocks of a job, group by group, that have so many chunks; all, where it has fewer."""
@@ -143,18 +183,7 @@ class Gather:
 
     def launch(self, table: torch.Tensor) -> None:
         """Copy on the current stream. `table`, contiguous, must stay as it is until the kernel is over."""
-        word, count = min(self.unit, 8), table.shape[1]
-        if not count:
-            return
-        copy_chunks[(min(PROGRAMS, count),)](
-            table.data_ptr(),
-            count,
-            element=_ELEMENTS[word],
-            word=word,
-            wide=self.unit,
-            chunk=CHUNK_BYTES,
-            num_warps=WARPS,
-        )
+        launch(table.data_ptr(), table.shape[1], table.shape[1], self.unit, PROGRAMS)
 
     def trial(self, device: torch.device) -> bool:
         """Compile the kernel and copy a few chunks of pinned memory; whether every byte, and no other, arrived."""
@@ -189,3 +218,39 @@ class Gather:
         source, source_stride, target, target_stride, length = np.array(chunks, np.int64).reshape(-1, 5).T.copy()
         total = sum(ref.page_size_bytes for ref in refs)
         return _Group(source, source_stride, target, target_stride, length, len(refs), total)
+
+
+class Gathered(Gather):
+    """Makes loads by the kernel alone. Arguments besides those of `Gather`: the lane of all kernels."""
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[CanonicalKVCacheRef]],
+        tier: Sequence[torch.Tensor],
+        device: Sequence[torch.Tensor],
+        lane: Lane,
+    ) -> None:
+        super().__init__(groups, tier, device)
+        self.lanes = (lane,)
+
+    def load(
+        self,
+        rows: np.ndarray,
+        blocks: np.ndarray,
+        sizes: Sequence[int],
+        memory: torch.Tensor,
+        follow: Callable[[Lane], None],
+    ) -> tuple[Mark, Mark]:
+        """Row i goes to block i; groups follow each other. `memory`, int64, pinned, must stay until the job is over."""
+        (lane,) = self.lanes
+        follow(lane)
+        began, head = lane.mark(), self.head(sizes, HEAD_CHUNKS)
+        first = begin = 0
+        with lane.entered():
+            for part in (head, [size - taken for size, taken in zip(sizes, head, strict=True)]):
+                chunks, last = self.size(part).chunks, first + sum(part)
+                table = memory[begin : begin + 3 * chunks].view(3, chunks)
+                self.describe(rows[first:last], blocks[first:last], part, table.numpy())
+                self.launch(table)
+                first, begin = last, begin + 3 * chunks
+        return began, lane.mark()

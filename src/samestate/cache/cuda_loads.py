@@ -1,14 +1,21 @@
-"""Loads on CUDA: vLLM's offloading worker, whose loads of small pieces a kernel of ours makes.
+"""Loads on CUDA: vLLM's offloading worker, whose loads of small pieces are made by ways of our own.
 
 vLLM's worker (vllm/v1/kv_offload/cpu/gpu_worker.py) hands a list of pieces to the driver's batched copy. `CudaLoads`
 stands before its handler of loads and takes the jobs for which that is slow; stores, memory, everything else stays
-vLLM's. It promises what that handler promises: a job begins after what the compute stream held at its submission (work
-that still reads or clears the blocks), after every earlier load, whoever makes it, and is reported once it is over.
+vLLM's. It promises what that handler promises: a job writes to its blocks after what the compute stream held at its
+submission (work that still reads or clears them), after every earlier load, whoever makes it, and is reported once it
+is over.
 
-``cuda_loads`` in ``kv_connector_extra_config`` says who loads: ``copy`` (vLLM always; the default), ``auto`` (the
-kernel where pieces are small) or ``gather`` (the kernel always). On one H200 the kernel is up to 1.4 times as fast for
-small pieces, slower for large ones, and with 64 programs slowed matrix products beside it 2.3 times
-(docs/results/reload-h200.md): which of these weighs more is the operator's to say.
+``cuda_loads`` in ``kv_connector_extra_config`` says who loads:
+
+``copy``: vLLM always; the default.
+``staged``: always whole spans of the tier's rows into a buffer on the device, and pages from there (`cuda_staged`).
+``gather``: always a kernel that reads host memory (`cuda_gather`). On one H200 it was up to 1.4 times as fast as vLLM
+    for small pieces, but never reached 0.9 of the bus, and with 64 programs it slowed matrix products beside it 2.3
+    times (docs/results/reload-h200.md).
+``auto``: staged where pieces are small and spans are large, vLLM elsewhere. Large pieces the driver copies well alone.
+    Small spans are no better than the pieces that they stand for: the driver's price for each is what is slow. And the
+    kernel takes from what computes meanwhile more than it gives to one load: whoever wants it says ``gather``.
 """
 
 from __future__ import annotations
@@ -17,32 +24,34 @@ import hashlib
 import inspect
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import BlockIDsLoadStoreSpec, GPULoadStoreSpec, LoadStoreSpec, TransferResult
 
+from samestate.cache.cuda_lanes import Lane, Mark
+
 if TYPE_CHECKING:
     import numpy as np
     from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker, SingleDirectionOffloadingHandler
 
-    from samestate.cache.cuda_gather import Gather, JobSize
+    from samestate.cache.cuda_gather import JobSize
 
 logger = init_logger(__name__)
 
 OPTION = "cuda_loads"
-MODES = ("copy", "auto", "gather")
+MODES = ("copy", "auto", "gather", "staged")
 COPY_PIECE = 256 << 10
-"""``auto`` leaves a job in pieces of at least so many bytes on average to vLLM. Measured: the kernel is faster at
-64 KiB from 16 MiB on, and slower at 512 KiB whatever the job's size."""
+"""``auto`` leaves a job in pieces of at least so many bytes on average to vLLM. Measured: the driver's copy is slow at
+64 KiB, and good at 512 KiB."""
+STAGED_SPAN = 256 << 10
+"""``auto`` leaves a job to vLLM whose spans have fewer bytes of pages on average: what is true of pieces is true of
+them."""
 KNOWN = {"6201251b7f7a4e2745425a964e9b24ccbaeb4296def8d8691080db742c24e12c": "0.32.0 and 0.33.0"}
 """SHA-256 of the source of vLLM's handler -> releases that have it. Of it we read `src_tensors`, `dst_tensors`,
 `layer_refs_per_group` and `_transfer_events`."""
-HEAD_CHUNKS = 512
-"""Of a job, launched before the rest is described: 150 µs of a fast bus, in which that is done."""
 _TABLE_NUMBERS = 3 << 14
 """Of the smallest table that is kept: a load of 256 MiB."""
 
@@ -58,29 +67,28 @@ def install(worker: CPUOffloadingWorker, mode: str) -> None:
     """Put `CudaLoads` before a fresh worker's loads, or say in the log why it cannot be.
 
     Raises:
-        ValueError: ``gather`` is asked for and cannot be; one line.
+        ValueError: ``gather`` or ``staged`` is asked for and cannot be; one line.
 
     """
     if mode == "copy":
         return
     inner: Any = getattr(worker, "_load_handler", None)
-    gather = _gather(inner, by_force=mode == "gather")
-    if isinstance(gather, str):
-        if mode == "gather":
-            raise ValueError(f"kv_connector_extra_config.{OPTION}=gather: {gather}; say auto or copy")
-        logger.warning("loads are left to vLLM's worker: %s", gather)
-        return
-    by_copy = None if mode == "gather" else left_to_copy
-    worker._load_handler = CudaLoads(inner, gather, Lane(inner.dst_tensors[0].device), by_copy)
+    loader = _loader(inner, mode)
+    if not isinstance(loader, str):
+        worker._load_handler = CudaLoads(inner, loader, left_to_copy if mode == "auto" else None)
+    elif mode == "auto":
+        logger.warning("loads are left to vLLM's worker: %s", loader)
+    else:
+        raise ValueError(f"kv_connector_extra_config.{OPTION}={mode}: {loader}; say auto or copy")
 
 
 def left_to_copy(job: JobSize) -> bool:
-    """Whether vLLM's copy is good enough for a job."""
-    return job.bytes >= job.pieces * COPY_PIECE
+    """Whether vLLM's copy is good enough for a job, or as good as any."""
+    return job.bytes >= job.pieces * COPY_PIECE or job.bytes < job.spans * STAGED_SPAN
 
 
-def _gather(inner: Any, by_force: bool) -> Gather | str:
-    """Ready to launch, or why not."""
+def _loader(inner: Any, mode: str) -> Loader | str:
+    """Ready for jobs, or why not."""
     try:
         source = hashlib.sha256(inspect.getsource(type(inner)).encode()).hexdigest()
     except (OSError, TypeError):
@@ -94,55 +102,66 @@ def _gather(inner: Any, by_force: bool) -> Gather | str:
     if find_spec("triton") is None:
         return "triton is not installed"
     try:
-        from samestate.cache.cuda_gather import Gather
-
-        gather = Gather(inner.layer_refs_per_group, inner.src_tensors, inner.dst_tensors)
-        if gather.unit < 8 and not by_force:
-            return f"pages are aligned to {gather.unit} bytes only"
-        if not gather.trial(inner.dst_tensors[0].device):
+        loader = _made(inner, mode)
+        if mode == "auto":
+            groups = range(len(inner.layer_refs_per_group))
+            if all(left_to_copy(loader.size([int(one == group) for one in groups])) for group in groups):
+                return "pieces are large, or no spans of small ones are"
+            if loader.unit < 8:
+                return f"pages are aligned to {loader.unit} bytes only"
+        if not loader.trial(inner.dst_tensors[0].device):
             return "the kernel's trial gave other bytes"
     except Exception as error:  # A compiler that is missing or fails: whatever it raises, vLLM's worker is still there.
         return f"the kernel cannot be made: {(str(error) or type(error).__name__).splitlines()[0]}"
-    return gather
+    return loader
 
 
-class Mark(Protocol):
-    """A point in a stream."""
+def _made(inner: Any, mode: str) -> Loader:
+    sides = inner.layer_refs_per_group, inner.src_tensors, inner.dst_tensors
+    device = inner.dst_tensors[0].device
+    if mode == "gather":
+        from samestate.cache.cuda_gather import Gathered
 
-    def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
-    def elapsed_time(self, other: Any, /) -> float: ...
+        return Gathered(*sides, Lane(device))
+    from samestate.cache.cuda_staged import Staged
+
+    return Staged(*sides, Lane(device), Lane(device))
 
 
-class Lane:
-    """The stream of all kernels. Jobs on one stream follow each other without being told to."""
+Follow: TypeAlias = Callable[[Lane], None]
+"""Lets a lane go on only behind what a job has to wait for."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
-        self._free: list[torch.cuda.Event] = []
 
-    def follow_current(self) -> None:
-        """Go on after what the current stream holds now."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+class Loader(Protocol):
+    """Makes jobs on lanes of its own, in the order of their submission."""
 
-    def follow(self, mark: Any) -> None:
-        self._stream.wait_event(mark)
+    @property
+    def unit(self) -> int:
+        """Bytes that divide every address and length."""
 
-    def entered(self) -> AbstractContextManager[Any]:
-        """Make it the current stream."""
-        return torch.cuda.stream(self._stream)
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """In the order of a job's work; the last writes the blocks."""
 
-    def mark(self) -> Mark:
-        mark = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
-        mark.record(self._stream)
-        return mark
+    def size(self, sizes: Sequence[int], /) -> JobSize:
+        """Of a job with so many blocks of each group."""
 
-    def give_back(self, *marks: Any) -> None:
-        self._free += marks
+    def numbers(self, sizes: Sequence[int], /) -> int:
+        """Of the memory that `load` needs."""
 
-    def table(self, numbers: int) -> torch.Tensor:
-        """New memory for a table."""
-        return torch.empty(numbers, dtype=torch.int64, pin_memory=True)
+    def load(
+        self, rows: np.ndarray, blocks: np.ndarray, sizes: Sequence[int], memory: torch.Tensor, follow: Follow, /
+    ) -> tuple[Mark, Mark]:
+        """Row i goes to block i; groups follow each other. `memory` must stay until the job is over.
+
+        `follow` is called once, outside of lanes, with the one that writes blocks and before it does.
+
+        Returns: where it began, and where it is over.
+
+        """
+
+    def trial(self, device: torch.device, /) -> bool:
+        """Whether a small load brought every byte, and no other."""
 
 
 class _Job(NamedTuple):
@@ -158,8 +177,7 @@ class CudaLoads:
 
     Args:
         inner: vLLM's, for the jobs that are left to it.
-        gather: Of the same tensors.
-        lane: A stream of its own.
+        loader: Of the same tensors.
         by_copy: Whether a job is left to `inner`; None: only one without pages is.
 
     """
@@ -167,34 +185,35 @@ class CudaLoads:
     def __init__(
         self,
         inner: SingleDirectionOffloadingHandler,
-        gather: Gather,
-        lane: Lane,
+        loader: Loader,
         by_copy: Callable[[JobSize], bool] | None,
     ) -> None:
         self._inner = inner
-        self._gather = gather
-        self._lane = lane
+        self._loader = loader
         self._by_copy = by_copy
         self._jobs: deque[_Job] = deque()
         self._last_copied = -1
         """The last job that was left to vLLM."""
-        self._tables = [lane.table(_TABLE_NUMBERS)]
+        self._tables = [loader.lanes[0].table(_TABLE_NUMBERS)]
 
     def transfer_async(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         assert isinstance(src_spec, BlockIDsLoadStoreSpec)
         assert isinstance(dst_spec, GPULoadStoreSpec)
-        job = self._gather.size(dst_spec.group_sizes)
-        if not job.chunks or (self._by_copy is not None and self._by_copy(job)):
+        job = self._loader.size(dst_spec.group_sizes)
+        if not job.pieces or (self._by_copy is not None and self._by_copy(job)):
             return self._copy(job_id, src_spec, dst_spec)
-        memory = self._table(3 * job.chunks)
-        self._lane.follow_current()
-        if (copied := self._inner._transfer_events.get(self._last_copied)) is not None:
-            self._lane.follow(copied)
-        began = self._lane.mark()
-        with self._lane.entered():
-            self._launch(src_spec.block_ids, dst_spec.block_ids, dst_spec.group_sizes, memory)
-        self._jobs.append(_Job(job_id, began, self._lane.mark(), job.bytes, memory))
+        memory = self._table(self._loader.numbers(dst_spec.group_sizes))
+        began, ended = self._loader.load(
+            src_spec.block_ids, dst_spec.block_ids, dst_spec.group_sizes, memory, self._follow
+        )
+        self._jobs.append(_Job(job_id, began, ended, job.bytes, memory))
         return True
+
+    def _follow(self, lane: Lane) -> None:
+        """Behind the compute stream and the last job that vLLM made; of ours, earlier ones are on the same lane."""
+        lane.follow_current()
+        if (copied := self._inner._transfer_events.get(self._last_copied)) is not None:
+            lane.follow(copied)
 
     def get_finished(self) -> list[TransferResult]:
         results = []
@@ -202,7 +221,8 @@ class CudaLoads:
             job = self._jobs.popleft()
             seconds = job.began.elapsed_time(job.ended) * 1e-3
             results.append(TransferResult(job.job_id, True, job.bytes, seconds))
-            self._lane.give_back(job.began, job.ended)
+            self._loader.lanes[0].give_back(job.began)
+            self._loader.lanes[-1].give_back(job.ended)
             self._tables.append(job.table)
         return results + self._inner.get_finished()
 
@@ -222,24 +242,15 @@ class CudaLoads:
             self._inner.shutdown()
 
     def _copy(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
-        self._lane.follow_current()
+        last = self._loader.lanes[-1]
+        last.follow_current()
         self._last_copied = job_id
-        with self._lane.entered():  # vLLM's stream waits for the current one: the kernels of earlier jobs, and compute.
+        with last.entered():  # vLLM's stream waits for the current one: earlier jobs of ours, and compute.
             return bool(self._inner.transfer_async(job_id, src_spec, dst_spec))
-
-    def _launch(self, rows: np.ndarray, blocks: np.ndarray, sizes: Sequence[int], memory: torch.Tensor) -> None:
-        head = self._gather.head(sizes, HEAD_CHUNKS)
-        first = begin = 0
-        for part in (head, [size - taken for size, taken in zip(sizes, head, strict=True)]):
-            chunks, last = self._gather.size(part).chunks, first + sum(part)
-            table = memory[begin : begin + 3 * chunks].view(3, chunks)
-            self._gather.describe(rows[first:last], blocks[first:last], part, table.numpy())
-            self._gather.launch(table)
-            first, begin = last, begin + 3 * chunks
 
     def _table(self, numbers: int) -> torch.Tensor:
         for index, table in enumerate(self._tables):
             if table.numel() >= numbers:
                 return self._tables.pop(index)
         self._tables.clear()  # Smaller ones are not needed beside the larger one.
-        return self._lane.table(1 << (max(numbers, _TABLE_NUMBERS) - 1).bit_length())
+        return self._loader.lanes[0].table(1 << (max(numbers, _TABLE_NUMBERS) - 1).bit_length())

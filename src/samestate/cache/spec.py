@@ -11,7 +11,7 @@ evicted by families, and stores behind it. It is loaded by `samestate.cache.conn
 
 vLLM's scheduler side stays as it is: it aligns hybrid groups under the strict-prefix rule
 (vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py). On CUDA and XPU the worker is vLLM's own too,
-on CUDA a kernel can make loads of small pieces (`cuda_loads`); elsewhere vLLM refuses, and `HostWorker` copies.
+on CUDA loads of small pieces can be made otherwise (`cuda_loads`); elsewhere vLLM refuses, and `HostWorker` copies.
 """
 
 from __future__ import annotations
