@@ -58,6 +58,11 @@ def test_bits_are_those_that_the_recipe_counts(monkeypatch: pytest.MonkeyPatch, 
     assert bits(made(sketch, "a/0", "cpu")) == expected
 
 
+def test_rows_of_several_matrices_are_counted_through_as_in_a_file() -> None:
+    sketch = Sketch("w", (2, 2, 3), 0.0, 1.0).patched([1, 2], range(2, 3), 5.0)
+    assert bits(made(sketch, "a/0", "cpu")) == list(sketch.weight("a/0").values)
+
+
 def test_the_same_stream_gives_the_same_and_another_another() -> None:
     sketch = Sketch("layer.weight", (64, 64), 1.0)
     assert bits(made(sketch, "a/0", "cpu")) == bits(made(sketch, "a/0", "cpu"))

@@ -44,7 +44,7 @@ from samestate.plans.load import freeze, load
 from samestate.plans.model import Plan
 
 pytestmark = pytest.mark.slow
-MODELS = ["qwen3-next-tiny", "kimi-linear-tiny", "glm5-next-tiny"]
+MODELS = ["qwen3-next-tiny", "qwen3.5-tiny", "granite-hybrid-tiny", "kimi-linear-tiny", "glm5-next-tiny"]
 GLM = "glm5-next-tiny"
 _PROCESSES = count(1)
 
@@ -182,6 +182,16 @@ def test_a_fault_fails_under_the_check_that_the_catalogue_names(
         assert all(getattr(finding.place, fills[name]) is not None for name in told.names if name in fills)
     if fault != "tail-not-restored":  # of a few keys among many, six tokens may tell nothing: pages do
         assert [one.verdict for one in judgement.results if one.check == "paired-equality"] == [Verdict.FAIL]
+
+
+@pytest.mark.parametrize("model", ["qwen3.5-tiny", "granite-hybrid-tiny"])
+def test_states_that_do_not_arrive_fail_on_other_recurrences_too(
+    clean: Callable[[str], Path], model: str, tmp_path: Path
+) -> None:
+    judgement = judge(Archive.open(run(tmp_path / "faulty", model, fault="zero-page", control=clean(model))))
+    assert judgement.verdict is Verdict.FAIL
+    failed = {result.check for result in judgement.results if result.verdict is Verdict.FAIL}
+    assert {FAULTS["zero-page"].check, "paired-equality"} <= failed
 
 
 def test_the_catalogue_and_the_engine_know_the_same_faults() -> None:

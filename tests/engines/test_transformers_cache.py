@@ -24,10 +24,12 @@ from samestate.models.catalogue import ensure
 
 C = 36  # no multiple of GLM-5.3-Flash's pool of 16: tails of 4, 8 and 12 keys
 pytestmark = pytest.mark.slow
-MODELS = ["qwen3-next-tiny", "kimi-linear-tiny", "glm5-next-tiny"]
+MODELS = ["qwen3-next-tiny", "qwen3.5-tiny", "granite-hybrid-tiny", "kimi-linear-tiny", "glm5-next-tiny"]
 LINEAR = ["conv", "recurrent"] * 3
 KINDS = {
     "qwen3-next-tiny": [*LINEAR, "attention", "attention"],
+    "qwen3.5-tiny": [*LINEAR, "attention", "attention"],
+    "granite-hybrid-tiny": [*["conv", "recurrent"] * 5, "attention", "attention"],
     "kimi-linear-tiny": [*LINEAR, "attention", "attention"],
     "glm5-next-tiny": [*LINEAR, "attention", "indexer", "tail"],
 }

@@ -40,6 +40,13 @@ def test_bytes_of_the_latent_hybrids_are_the_pinned_ones_and_small(tmp_path: Pat
     assert sum(file.stat().st_size for file in (tmp_path / name).iterdir()) < 4_000_000
 
 
+@pytest.mark.parametrize("name", ("granite-hybrid-tiny", "qwen3.5-tiny"))
+def test_bytes_of_the_other_hybrids_are_the_pinned_ones_and_small(tmp_path: Path, name: str) -> None:
+    build(name, tmp_path / name)
+    assert hashes(tmp_path / name) == PINS[name]
+    assert sum(file.stat().st_size for file in (tmp_path / name).iterdir()) < 8_500_000
+
+
 @pytest.mark.parametrize("name", (*SCRIPTED, "glm5-next-small", "qwen3-next-small"))
 def test_bytes_of_the_dense_pair_and_of_recipes_are_the_pinned_ones(tmp_path: Path, name: str) -> None:
     build(name, tmp_path / name)

@@ -76,6 +76,7 @@ def test_a_cache_that_cannot_be_written_is_one_clear_line(cache: Path) -> None:
 
 def test_unknown_names_list_the_known_ones() -> None:
     small, tiny = ["glm5-next-small", "qwen3-next-small"], ["glm5-next-tiny", "kimi-linear-tiny", NAME]
+    tiny += ["granite-hybrid-tiny", "qwen3.5-tiny"]
     assert names() == sorted([*small, *tiny, "qwen3-tiny", "qwen3-tiny-draft"])
     with pytest.raises(ModelError, match=NAME):
         ensure("nosuch")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from samestate.models import glm5_next, kimi_linear, qwen3_next, recipe
+from samestate.models import glm5_next, granite_hybrid, kimi_linear, qwen3_5, qwen3_next, recipe
 from samestate.models.build import PLANS, build
 from samestate.models.configs import model_config
 from samestate.models.delta_weights import DIGIT_WRITE, FAINT_WRITE, SET_CHANNEL, WRITE_BACK
@@ -32,7 +32,9 @@ PLACES = [22970, 10802, 43853, 23428]
 
 
 def config(model: str) -> dict[str, Any]:
-    return model_config(model).config
+    """The language model's fields."""
+    whole = model_config(model).config
+    return whole.get("text_config", whole)
 
 
 def small(model: str) -> dict[str, Sketch]:
@@ -51,6 +53,8 @@ def folder(tmp_path: Path) -> Path:
         ("qwen3-next-tiny", qwen3_next.weights),
         ("glm5-next-tiny", glm5_next.weights),
         ("kimi-linear-tiny", kimi_linear.weights),
+        ("granite-hybrid-tiny", granite_hybrid.weights),
+        ("qwen3.5-tiny", qwen3_5.weights),
     ],
 )
 def test_sketches_have_names_and_shapes_of_the_tiny_checkpoint(tmp_path: Path, model: str, weights: Any) -> None:
@@ -84,6 +88,8 @@ def test_weights_in_files_need_no_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", SMALL)
 def test_small_configs_are_the_public_ones_but_for_what_is_fewer(model: str) -> None:
     ours, public = config(model), config(PUBLIC[model])
+    # Of a model with a vision tower, the class is named beside the language model's fields.
+    ours = {"architectures": model_config(model).config["architectures"], **ours}
     assert {name for name, value in public.items() if ours.get(name) != value} == FEWER[model]
     tiny = config(model.replace("small", "tiny"))
     assert tiny.keys() <= ours.keys()
@@ -111,6 +117,10 @@ def test_the_set_channels_reach_every_layer(model: str) -> None:
     everybody, nobody, digits = sketches["model.embed_tokens.weight"].patches
     assert (len(everybody.rows), everybody.value) == (ours["vocab_size"], SET_CHANNEL)
     assert (nobody.value, digits.rows, digits.value) == (0.0, tuple(DIGIT_IDS), SET_CHANNEL)
+    # The drafting layer's embedding is the model's.
+    for name, sketch in sketches.items():
+        if name.endswith("embed_tokens.weight"):
+            assert sketch.patches == (everybody, nobody, digits)
     (unreadable,) = sketches["lm_head.weight"].patches
     assert set(range(ours["vocab_size"])) - set(unreadable.rows) == set(readable_ids())
 
@@ -124,13 +134,25 @@ def test_every_second_recurrent_head_remembers_where_key_heads_are_fewer() -> No
     assert (faint.columns, faint.value, digit.columns, digit.value) == (range(1), FAINT_WRITE, range(1, 2), DIGIT_WRITE)
 
 
-def test_layers_of_multi_token_prediction_come_with_qwen3_next_small_alone() -> None:
+def test_layers_of_multi_token_prediction_come_with_the_small_models_and_not_with_the_first_tiny_ones() -> None:
     drafting = {name for name in small("qwen3-next-small") if name.startswith("mtp.")}
     assert {"mtp.fc.weight", "mtp.norm.weight", "mtp.layers.0.self_attn.q_proj.weight"} <= drafting
     assert not any(name.startswith("mtp.layers.1.") for name in drafting)
     tiny = {sketch.name for sketch in qwen3_next.weights(config("qwen3-next-tiny"))}
     assert not any(name.startswith("mtp.") for name in tiny)
-    assert max(int(name.split(".")[2]) for name in small("glm5-next-small") if ".layers." in name) == 23
+    last = {name.removeprefix("model.layers.24.") for name in small("glm5-next-small") if ".layers.24." in name}
+    assert {"eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.norm.weight", "embed_tokens.weight"} <= last
+    assert {"self_attn.indexer.wk.weight", "mlp.experts.15.down_proj.weight"} <= last
+    assert not any(name.startswith("hc_") for name in last)
+    assert max(int(name.split(".")[2]) for name in small("glm5-next-small") if ".layers." in name) == 24
+    tiny = {sketch.name for sketch in glm5_next.weights(config("glm5-next-tiny"))}
+    assert max(int(name.split(".")[2]) for name in tiny if ".layers." in name) == 3
+
+
+def test_glms_drafting_layer_stands_where_vllm_looks_for_it() -> None:
+    whole = model_config("glm5-next-small").config
+    assert (whole["model_type"], whole["text_config"]["model_type"]) == ("glm5_next", "glm5_next_text")
+    assert whole["text_config"]["num_nextn_predict_layers"] == 1
 
 
 def test_cells_are_spread_evenly_and_two_tensors_do_not_follow_each_other() -> None:
@@ -173,7 +195,10 @@ def test_a_recipe_reads_back(folder: Path) -> None:
     ("change", "message"),
     [
         ({"format": "samestate-weights/2"}, "format is not samestate-weights/1; build the folder again"),
-        ({"recipe": "mamba"}, "recipe is none of glm5-next, kimi-linear, qwen3-next; build the folder again"),
+        (
+            {"recipe": "mamba"},
+            "recipe is none of glm5-next, granite-hybrid, kimi-linear, qwen3-next, qwen3.5; build the folder again",
+        ),
         ({"stream": 3}, "must have format, recipe, stream, sketches as ASCII text and nothing else"),
         ({"seed": "0"}, "must have format, recipe, stream, sketches as ASCII text and nothing else"),
     ],

@@ -1,8 +1,9 @@
 """Build a small checkpoint of a real architecture: ``python -m samestate.models.build NAME DIR [--seed 0]``.
 
-The bytes depend on name and seed alone (`weights`). `qwen3_next`, `glm5_next` and `kimi_linear` say how those hybrids
-are made, `marker_weights` and `scripts` how the dense pair `qwen3-tiny` and `qwen3-tiny-draft`. Models called small are
-for data-centre GPUs: in place of weights they have a recipe (`recipe`), and the engine makes the weights.
+The bytes depend on name and seed alone (`weights`). `qwen3_next`, `qwen3_5`, `granite_hybrid`, `glm5_next` and
+`kimi_linear` say how those hybrids are made, `marker_weights` and `scripts` how the dense pair `qwen3-tiny` and
+`qwen3-tiny-draft`. Models called small are for data-centre GPUs: in place of weights they have a recipe (`recipe`), and
+the engine makes the weights.
 """
 
 from __future__ import annotations
@@ -49,11 +50,13 @@ _SCRIPTED = (scripts.CONTROLS, scripts.WORDS)
 PLANS = {
     "glm5-next-small": _in_place("glm5-next"),
     "glm5-next-tiny": _drawn("glm5-next"),
+    "granite-hybrid-tiny": _drawn("granite-hybrid"),
     "kimi-linear-tiny": _drawn("kimi-linear"),
     "qwen3-next-small": _in_place("qwen3-next"),
     "qwen3-next-tiny": _drawn("qwen3-next"),
     "qwen3-tiny": _in_file(marker_weights.target, *_SCRIPTED),
     "qwen3-tiny-draft": _in_file(marker_weights.draft, *_SCRIPTED),
+    "qwen3.5-tiny": _drawn("qwen3.5"),
 }
 NAMES = tuple(PLANS)
 
@@ -86,11 +89,13 @@ def _files(name: str, seed: int) -> dict[str, bytes]:
     plan = PLANS[name]
     content = (data / "config.json").read_bytes()
     config = json.loads(content)
+    # Configs of models with a vision tower keep the language model's fields apart.
+    longest = config.get("text_config", config).get("max_position_embeddings", 0)
     template = (data / "chat_template.jinja").read_text(encoding="utf-8")
     return {
         "config.json": content,
         "generation_config.json": (data / "generation_config.json").read_bytes(),
-        **tokenizer_files(template, plan.controls, plan.words, max(LONGEST, config.get("max_position_embeddings", 0))),
+        **tokenizer_files(template, plan.controls, plan.words, max(LONGEST, longest)),
         plan.file: plan.content(config, f"{name}/{seed}"),
     }
 

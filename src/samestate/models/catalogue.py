@@ -13,20 +13,28 @@ from pathlib import Path
 
 from samestate.evidence.canonical import file_sha256, sha256_hex
 from samestate.folders import cache_root
+from samestate.models import recipe
 from samestate.plans.model import ModelIdentity
 
 PINS: dict[str, dict[str, str]] = {
     "glm5-next-small": {
-        "config.json": "9a0d64de9720b34f1ecd830c0878ab2f9be511a0c364f2de3847be01b194427f",
+        "config.json": "abfbcd945b1023ea8812c3c7fe3b8d2baadf1878cc3b91728a8b895a686cc79c",
         "generation_config.json": "0efa599f4f85e12626d22374456920a1d7091d13cfad81cf6f2a283258013bb3",
         "tokenizer.json": "ded144a7c1b2445a7599ef00cdc624e1484b74b7260bb2105a195073a6a4468b",
         "tokenizer_config.json": "d5568f2e633cfb465e4797c86b110544e2f56e3432d40bda3285344c4cfb7e25",
-        "weights.json": "b60f97a058223ce8be12feeda1041824ba60e4db7ea860924a65b6e7527218cb",
+        "weights.json": "41131b1c8971438651fbf878db17ac2c7fb4223c61f18e026f35cce5c040398e",
     },
     "glm5-next-tiny": {
         "config.json": "1a5b293bddd11e9a927b48002bce9eb1ccdf1e4f3aaba3982c335f243e24d6e0",
         "generation_config.json": "0efa599f4f85e12626d22374456920a1d7091d13cfad81cf6f2a283258013bb3",
         "model.safetensors": "94a0bbf8bef17890ef752bc09ceaaf854361f088e7a5ef15e50c39651c9ce92f",
+        "tokenizer.json": "ded144a7c1b2445a7599ef00cdc624e1484b74b7260bb2105a195073a6a4468b",
+        "tokenizer_config.json": "ffa0c9ec1ab9066a9180ce76a500b3ebdcc2416cc94522865d5665edde0725d5",
+    },
+    "granite-hybrid-tiny": {
+        "config.json": "3b0da00a496f9f6760e75b047d06072f2241bbf0cbd0c2abe1ea93cdadb961f0",
+        "generation_config.json": "0efa599f4f85e12626d22374456920a1d7091d13cfad81cf6f2a283258013bb3",
+        "model.safetensors": "d43c989faab07bd1bc608b44fb6d49805242ed0ba44b3a73c5da0091df9d1f23",
         "tokenizer.json": "ded144a7c1b2445a7599ef00cdc624e1484b74b7260bb2105a195073a6a4468b",
         "tokenizer_config.json": "ffa0c9ec1ab9066a9180ce76a500b3ebdcc2416cc94522865d5665edde0725d5",
     },
@@ -65,6 +73,13 @@ PINS: dict[str, dict[str, str]] = {
         "tokenizer.json": "1a587d3ebad360132f2fe7d3a2990fa13313ef3548a778ca16692ddf8bab7a5e",
         "tokenizer_config.json": "ffa0c9ec1ab9066a9180ce76a500b3ebdcc2416cc94522865d5665edde0725d5",
     },
+    "qwen3.5-tiny": {
+        "config.json": "7a64bfeb76987727730bfc764256f497bc4fb38ac3a56c26e1711c83f3a57c52",
+        "generation_config.json": "0efa599f4f85e12626d22374456920a1d7091d13cfad81cf6f2a283258013bb3",
+        "model.safetensors": "9b46116158082fe786adbecc486dce7d4494fabdce9ff966ea85d33576076419",
+        "tokenizer.json": "ded144a7c1b2445a7599ef00cdc624e1484b74b7260bb2105a195073a6a4468b",
+        "tokenizer_config.json": "ffa0c9ec1ab9066a9180ce76a500b3ebdcc2416cc94522865d5665edde0725d5",
+    },
 }
 """SHA-256 of every file of a model built with seed 0. Those called small hold a recipe in place of weights."""
 
@@ -76,6 +91,11 @@ class ModelError(Exception):
 def names() -> list[str]:
     """Every model that can be built."""
     return sorted(PINS)
+
+
+def has_recipe(name: str) -> bool:
+    """Whether model `name` holds a recipe in place of weights (`recipe`); False for one that is not ours."""
+    return recipe.FILE in PINS.get(name, ())
 
 
 def identity(folder: Path) -> ModelIdentity:

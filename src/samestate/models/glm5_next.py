@@ -7,7 +7,12 @@ Their config.json has the fields of the public model's own, `Glm5NextTextConfig`
 of layers; its widths, heads, experts, vocabulary and ``index_topk`` are scaled down. The small one has the public
 model's widths, heads, head sizes and ``index_topk``, so its C; layers, experts and vocabulary are fewer. Kinds of
 entries, their order, the pool of 16 and the four streams are the public model's in both.
-Left out: the vision tower, and the layers of multi-token prediction.
+Left out: the vision tower, and in the tiny one the layer of multi-token prediction.
+
+The small one's fields lie in ``text_config``, as the public model's do: vLLM looks for such layers only where
+``model_type`` is ``glm5_next``. They draft, and are loaded only where ``speculative_config`` asks for them. A layer of
+multi-token prediction is one of sparse attention past the last, without hyper-connections, with its own norms and
+projection; vLLM shares the model's embedding and output with it, and wants the former named in its place too.
 """
 
 from __future__ import annotations
@@ -27,24 +32,36 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 
 def weights(config: dict[str, Any]) -> Iterator[Sketch]:
     """Every tensor of the checkpoint under its public name."""
+    config = config.get("text_config", config)
     tensors = Tensors(config)
-    hidden = config["hidden_size"]
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     yield tensors.embedding("model.embed_tokens.weight")
     for index, (kind, mlp) in enumerate(zip(config["layer_types"], config["mlp_layer_types"], strict=True)):
         layer = f"model.layers.{index}"
-        yield tensors.norm(f"{layer}.input_layernorm.weight", hidden)
-        yield tensors.norm(f"{layer}.post_attention_layernorm.weight", hidden)
         for place in ("attn", "ffn"):
             yield from _hyper_connection(tensors, f"{layer}.hc_{place}", config["hc_mult"], hidden)
-        attention = _recurrent if kind == "linear_attention" else _sparse
-        yield from attention(tensors, f"{layer}.self_attn", config)
-        if mlp == "dense":
-            yield from tensors.mlp(f"{layer}.mlp", config["intermediate_size"], MLP)
-        else:
-            size, shared = config["moe_intermediate_size"], config["n_shared_experts"]
-            yield from tensors.experts(f"{layer}.mlp", config["n_routed_experts"], size, shared, MLP)
+        yield from _layer(tensors, layer, kind, mlp, config)
     yield tensors.norm("model.norm.weight", hidden)
+    for index in range(config["num_nextn_predict_layers"]):
+        layer = f"model.layers.{layers + index}"
+        yield tensors.embedding(f"{layer}.embed_tokens.weight")
+        for part in ("enorm", "hnorm", "shared_head.norm"):
+            yield tensors.norm(f"{layer}.{part}.weight", hidden)
+        yield tensors.linear(f"{layer}.eh_proj.weight", hidden, 2 * hidden)
+        yield from _layer(tensors, layer, "indexed_attention", config["mlp_layer_types"][-1], config)
     yield tensors.output("lm_head.weight")
+
+
+def _layer(tensors: Tensors, layer: str, kind: str, mlp: str, config: dict[str, Any]) -> Iterator[Sketch]:
+    yield tensors.norm(f"{layer}.input_layernorm.weight", config["hidden_size"])
+    yield tensors.norm(f"{layer}.post_attention_layernorm.weight", config["hidden_size"])
+    attention = _recurrent if kind == "linear_attention" else _sparse
+    yield from attention(tensors, f"{layer}.self_attn", config)
+    if mlp == "dense":
+        yield from tensors.mlp(f"{layer}.mlp", config["intermediate_size"], MLP)
+    else:
+        size, shared = config["moe_intermediate_size"], config["n_shared_experts"]
+        yield from tensors.experts(f"{layer}.mlp", config["n_routed_experts"], size, shared, MLP)
 
 
 def _hyper_connection(tensors: Tensors, name: str, streams: int, hidden: int) -> Iterator[Sketch]:

@@ -22,7 +22,7 @@ from hashlib import sha256, shake_256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from samestate.models import glm5_next, kimi_linear, qwen3_next
+from samestate.models import glm5_next, granite_hybrid, kimi_linear, qwen3_5, qwen3_next
 from samestate.models.sketch import Sketch
 
 FILE = "weights.json"
@@ -31,8 +31,10 @@ LOAD_FORMAT = "samestate"
 """vLLM's ``--load-format`` for such folders."""
 SKETCHES: dict[str, Callable[[dict[str, Any]], Iterator[Sketch]]] = {
     "glm5-next": glm5_next.weights,
+    "granite-hybrid": granite_hybrid.weights,
     "kimi-linear": kimi_linear.weights,
     "qwen3-next": qwen3_next.weights,
+    "qwen3.5": qwen3_5.weights,
 }
 WORD = 0xFFFFFFFF
 SHIFTS, FACTORS = (16, 15, 15), (0x21F0AAAD, 0x735A2D97)

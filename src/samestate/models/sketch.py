@@ -14,7 +14,7 @@ from samestate.models.weights import Weight, bfloat16, constant, drawn
 
 
 class Patch(NamedTuple):
-    """Cells of a matrix that have one value: all of `columns` in all of `rows`."""
+    """Cells of a matrix that have one value: all of `columns` in all of `rows`. Rows of several are counted on."""
 
     rows: tuple[int, ...]
     columns: range
@@ -31,11 +31,16 @@ class Sketch(NamedTuple):
     """Standard deviation; 0: `mean` everywhere."""
     mean: float = 0.0
     patches: tuple[Patch, ...] = ()
-    """Of a matrix; in order, later ones win."""
+    """Of a matrix, or of several one upon another; in order, later ones win."""
 
     def patched(self, rows: Iterable[int], columns: range, value: float) -> Sketch:
         """This one with these cells set to `value`."""
         return self._replace(patches=(*self.patches, Patch(tuple(rows), columns, value)))
+
+    def scaled(self, factor: float) -> Sketch:
+        """This one with every value `factor` times as large."""
+        patches = tuple(patch._replace(value=patch.value * factor) for patch in self.patches)
+        return self._replace(std=self.std * factor, mean=self.mean * factor, patches=patches)
 
     def weight(self, stream: str) -> Weight:
         """Its values, drawn from ``<stream>/<name>`` as `samestate.models.weights` draws."""
@@ -47,6 +52,6 @@ class Sketch(NamedTuple):
         for rows, columns, value in self.patches:
             filled = array("H", [bfloat16(value)]) * len(columns)
             for row in rows:
-                first = row * self.shape[1] + columns.start
+                first = row * self.shape[-1] + columns.start
                 weight.values[first : first + len(columns)] = filled
         return weight

@@ -85,7 +85,7 @@ def made(sketch: Sketch, stream: str, device: torch.device | str) -> torch.Tenso
     else:
         values.fill_(sketch.mean)
     for rows, columns, value in sketch.patches:
-        values[torch.tensor(rows, device=device), columns.start : columns.stop] = value
+        values.view(-1, values.shape[-1])[torch.tensor(rows, device=device), columns.start : columns.stop] = value
     return values
 
 

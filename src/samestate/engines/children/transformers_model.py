@@ -41,9 +41,12 @@ class Model:
         # The class that the config names, where transformers has it. Else the bare model, and the head put on here.
         named = next(iter(self.config.architectures or ()), "")
         whole = getattr(transformers, named, None)
+        # A language model's class takes that part of a config which also describes a vision tower.
+        own = getattr(whole, "config_class", None)
+        part = own is not None and isinstance(self.text_config, own)
         self._model, info = (whole or AutoModel).from_pretrained(
             folder,
-            config=self.config,
+            config=self.text_config if part else self.config,
             dtype=getattr(torch, dtype),
             attn_implementation=attention,
             output_loading_info=True,
