@@ -111,10 +111,12 @@ class Layout:
         start, block_stride = expected
         page_offset = 0
         for view, kind in zip(views, kinds(layer, spec, len(views)), strict=True):
-            offset, stride, size = _span(layer, view)
-            if (offset, stride) != (start + page_offset, block_stride) or view.shape[0] != self.blocks:
+            span = _span(layer, view)
+            found = _in_pages(span, block_stride, _unpadded(spec))
+            offset, stride, size = found.span
+            if (offset, stride, view.shape[0]) != (start + page_offset, block_stride, found.count(self.blocks)):
                 raise LayoutError(
-                    f"{layer}: its tensor has {view.shape[0]} blocks at {offset} + b*{stride}, "
+                    f"{layer}: its tensor has {view.shape[0]} blocks at {span.offset} + b*{span.stride}, "
                     f"the cache configuration {self.blocks} at {start + page_offset} + b*{block_stride}"
                 )
             entry = Entry(
@@ -125,7 +127,7 @@ class Layout:
                 logical_dtype=str(view.dtype).removeprefix("torch."),
                 transfer_dtype="int8",
                 is_byte_view=True,
-                shape=list(view.shape[1:]),
+                shape=[found.parts, *view.shape[1:]] if found.parts > 1 else list(view.shape[1:]),
                 storage_offset=offset,
                 block_stride=stride,
                 page_bytes=spec.page_size_bytes,
@@ -143,7 +145,48 @@ class Layout:
             page_offset += size
 
 
-def _span(layer: str, view: torch.Tensor) -> tuple[int, int, int]:
+class _Span(NamedTuple):
+    """Where a view's blocks lie, bytes."""
+
+    offset: int
+    stride: int
+    size: int
+
+
+class _Pages(NamedTuple):
+    """The manager's pages of a view, which may hold each of them as several kernel blocks."""
+
+    span: _Span
+    parts: int
+    """Kernel blocks in a page."""
+    step: int
+    """Kernel blocks from one page's first to the next page's first."""
+
+    def count(self, blocks: int) -> int:
+        """Blocks of a view that ends with the last page."""
+        return (blocks - 1) * self.step + self.parts
+
+
+def _in_pages(span: _Span, block_stride: int, page: int) -> _Pages:
+    """The view in the manager's pages of `page` bytes; unchanged where its blocks are not kernel blocks.
+
+    A kernel that wants smaller blocks gets a view of back-to-back kernel blocks over everything from
+    its first page to its last, other layers' bytes included; it reads kernel blocks
+    ``b * step .. b * step + parts - 1`` of block ``b``
+    (AttentionGroup.map_kv_cache_to_kernel_blocks, vllm/v1/worker/utils.py).
+    """
+    offset, stride, size = span
+    if stride != size or block_stride % stride or page % size or not size < page <= block_stride:
+        return _Pages(span, 1, 1)
+    return _Pages(_Span(offset, block_stride, page), page // size, block_stride // stride)
+
+
+def _unpadded(spec: KVCacheSpec) -> int:
+    """Bytes of a page that the layer itself reads."""
+    return int(getattr(spec, "unpadded_page_size_bytes", spec.page_size_bytes))
+
+
+def _span(layer: str, view: torch.Tensor) -> _Span:
     """Offset of block 0, stride between blocks and size of a page, all in bytes.
 
     Raises `LayoutError` when a block's elements are not one dense run (in any order).
@@ -153,7 +196,7 @@ def _span(layer: str, view: torch.Tensor) -> tuple[int, int, int]:
     elements = prod(view.shape[1:])
     if 1 + sum((size - 1) * stride for size, stride in inner) != elements:
         raise LayoutError(f"{layer}: a block of shape {tuple(view.shape[1:])} is not one dense run of bytes")
-    return view.storage_offset() * item, view.stride(0) * item, elements * item
+    return _Span(view.storage_offset() * item, view.stride(0) * item, elements * item)
 
 
 def _start_and_stride(config: KVCacheConfig, layer: str) -> tuple[int, int]:
