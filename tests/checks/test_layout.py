@@ -52,6 +52,33 @@ def test_entries_that_do_not_fit(
     assert judgement.verdict is Verdict.FAIL
 
 
+def packed(run: b.Run, moved: int = 1 << 16, stride: int = 1 << 16) -> None:
+    """Every transfer group moves whole blocks, in which vLLM packs a group's layers (GLM-5-Next on vLLM 0.33)."""
+    before = registered(run)
+    groups = [msgspec.structs.replace(group, bytes_per_block=moved) for group in before.transfer_groups]
+    entries = [msgspec.structs.replace(entry, block_stride=stride) for entry in before.entries]
+    b.edit(run.worker(0), r.RankRegistered, {"transfer_groups": groups, "entries": entries})
+
+
+@pytest.mark.parametrize(
+    ("moved", "stride", "entry", "wrong"),
+    [
+        (1 << 16, 1 << 16, {}, 0),
+        ((1 << 16) - 1, 1 << 16, {}, 2),  # less than the block
+        (1 << 16, 1 << 17, {}, 2),  # another block than the entries lie in
+        (1 << 16, 1 << 16, {"storage_offset": (1 << 16) - 8}, 1),  # an entry that ends beyond the block
+    ],
+)
+def test_a_group_may_move_the_whole_block_that_holds_its_entries(
+    tmp_path: Path, moved: int, stride: int, entry: dict[str, int], wrong: int
+) -> None:
+    run = b.build(b.instrumented_plan())
+    packed(run, moved, stride)
+    change_entry(run, b.ATTENTION, **entry)
+    findings = b.result(run.judge(tmp_path / "a"), CHECK).findings
+    assert [one.code for one in findings] == ["bytes_disagree"] * wrong
+
+
 def test_other_counts_than_the_plan_expects_are_a_drift(tmp_path: Path) -> None:
     plan = b.instrumented_plan()
     assert plan.expected_layout is not None

@@ -51,6 +51,28 @@ def test_an_entry_that_was_only_ever_zero_is_vacuous(tmp_path: Path) -> None:
     assert judgement.verdict is Verdict.UNKNOWN
 
 
+@pytest.mark.parametrize(
+    ("kind", "pool", "missed"),
+    [
+        (r.EntryKind.TAIL, 8, []),  # C = 16: at a boundary no pool of 8 is open
+        (r.EntryKind.TAIL, 12, ["vacuous"]),
+        (r.EntryKind.INDEXER, 8, ["vacuous"]),
+    ],
+)
+def test_a_tail_that_is_never_moved_is_missed_only_where_a_boundary_needs_it(
+    tmp_path: Path, kind: r.EntryKind, pool: int, missed: list[str]
+) -> None:
+    run = b.build(b.instrumented_plan())
+    (before,) = [rec for rec in run.worker(0) if isinstance(rec, r.RankRegistered)]
+    group = msgspec.structs.replace(before.engine_groups[0], group=2, layers=["c"], tokens_per_block=pool)
+    entry = msgspec.structs.replace(before.entries[0], entry=3, layer="c", engine_group=2, kind=kind)
+    fields = {"engine_groups": [*before.engine_groups, group], "entries": [*before.entries, entry]}
+    b.edit(run.worker(0), r.RankRegistered, fields)
+    result = b.result(run.judge(tmp_path / "a"), CHECK)
+    assert [one.code for one in result.findings] == missed
+    assert result.summary == f"3/{3 + len(missed)} entries of 1 rank(s) loaded non-zero bytes"
+
+
 @pytest.mark.parametrize("change", [{"entry": 9}, {"block": b.BLOCKS}])
 def test_a_row_outside_the_layout_fails(tmp_path: Path, change: dict[str, int]) -> None:
     run = b.build(b.instrumented_plan())

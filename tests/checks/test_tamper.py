@@ -215,11 +215,17 @@ def refused(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
 
 
 def test_there_are_two_thousand() -> None:
+    """Two of the archives are edited in `make test-deep` alone; `pytest -m tamper` edits all three."""
     assert sum(EDITS.values()) >= LEAST
 
 
+DEEP = pytest.mark.deep
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("which", EDITS)
+@pytest.mark.parametrize(
+    "which", [pytest.param("boundary", marks=DEEP), pytest.param("boundary-instrumented", marks=DEEP), "imported"]
+)
 def test_no_edit_of_a_sealed_archive_passes(archives: dict[str, Sealed], refused: Counter[str], which: str) -> None:
     sealed, chance = archives[which], Random(which)
     assert opinions(sealed, sealed.files).verdicts == UNTOUCHED[which]
@@ -278,7 +284,10 @@ def test_an_operation_lost_from_every_stream_and_from_resolved_is_found(archives
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("which", "traceless", "left"),
-    [("boundary", set(), set()), ("boundary-instrumented", REDUNDANT, LEFT_TO_CHECK)],
+    [
+        ("boundary", set(), set()),
+        pytest.param("boundary-instrumented", REDUNDANT, LEFT_TO_CHECK, marks=pytest.mark.deep),
+    ],
 )
 def test_which_single_records_can_be_lost(
     archives: dict[str, Sealed], which: str, traceless: set[str], left: set[str]
@@ -333,7 +342,9 @@ def others(archives: dict[str, Sealed], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", AGREE)
+@pytest.mark.parametrize(
+    "which", ["boundary", *(pytest.param(other, marks=DEEP) for other in AGREE if other != "boundary")]
+)
 def test_of_any_archive_that_is_sealed_again_the_two_say_the_same_and_no_signature_holds(
     others: dict[str, Sealed], resealings: Counter[str], tmp_path: Path, which: str
 ) -> None:

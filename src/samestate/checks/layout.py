@@ -13,6 +13,7 @@ from samestate.checks.verdicts import conclude, fail, unknown
 from samestate.evidence.records import (
     EngineGroup,
     Entry,
+    EntryKind,
     PageRow,
     RankRegistered,
     TransferGroup,
@@ -47,6 +48,19 @@ class RankLayout:
         """The entries that a transfer group moves."""
         moved = self.groups[group].engine_group if group in self.groups else None
         return [entry for entry in self.entries.values() if entry.engine_group == moved]
+
+    def moved(self) -> list[Entry]:
+        """The entries that loads must bring: all but tails that no transfer group moves, where every boundary is a
+        multiple of their pool, so that none is open there."""
+        moving = [group for index, group in self._engine_groups.items() if index in self._transfer_group]
+        step = min((group.tokens_per_block for group in moving), default=0)
+        return [entry for entry in self.entries.values() if not self._is_idle(entry, step)]
+
+    def _is_idle(self, entry: Entry, step: int) -> bool:
+        group = self._engine_groups.get(entry.engine_group)
+        if group is None or entry.kind is not EntryKind.TAIL or entry.engine_group in self._transfer_group:
+            return False
+        return step > 0 < group.tokens_per_block and step % group.tokens_per_block == 0
 
     def blocks(self, part: TransferPart) -> range:
         """Indices, in the request's block table, of the blocks that a part moves."""
@@ -174,12 +188,21 @@ def _sizes(one: RankLayout, place: Place) -> Iterator[Finding]:
 
 
 def _groups(one: RankLayout, place: Place) -> Iterator[Finding]:
-    """A transfer group moves exactly the effective bytes of its entries."""
+    """A transfer group moves exactly the effective bytes of its entries, or the whole packed block that holds them."""
     for group in one.groups.values():
-        effective = sum(entry.effective_bytes for entry in one.members(group.group))
-        if effective != group.bytes_per_block:
+        members = one.members(group.group)
+        effective = sum(entry.effective_bytes for entry in members)
+        if group.bytes_per_block != effective and not _whole_block(members, group.bytes_per_block):
             message = (
                 f"rank {place.rank}: transfer group {group.group} moves {group.bytes_per_block} bytes a block, "
                 f"its entries have {effective}"
             )
             yield fail("bytes_disagree", message, place.model_copy(update={"group": group.group}), [one.seen.where])
+
+
+def _whole_block(entries: Sequence[Entry], moved: int) -> bool:
+    """Whether `moved` bytes are a block in which all entries lie, as where vLLM packs a group's layers into one tensor
+    (vLLM 0.33, GLM-5-Next); what else the block holds is moved with them."""
+    return {entry.block_stride for entry in entries} == {moved} and all(
+        entry.storage_offset % moved + entry.effective_bytes <= moved for entry in entries
+    )

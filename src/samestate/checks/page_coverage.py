@@ -33,7 +33,7 @@ def page_coverage(history: History) -> CheckResult:
         counts, layouts, findings = _counted(history, zeros)
     lost = {(rank, entry) for rank, entry, _ in counts.zeroed}
     findings += [*_vacuous(history.candidates[-1].name, layouts, counts.filled | lost)] if layouts else []
-    entries = sum(len(layout.entries) for layout in layouts.values())
+    entries = sum(len(layout.moved()) for layout in layouts.values())
     summary = f"{len(counts.filled)}/{entries} entries of {len(layouts)} rank(s) loaded non-zero bytes"
     if lost:
         summary += f"; pages of {len(lost)} arrived zero"
@@ -127,7 +127,7 @@ def _outside(transfer: Transfer, layout: RankLayout, prefixes: Prefixes) -> Iter
 def _vacuous(arm: str, layouts: dict[int, RankLayout], accounted: set[tuple[int, int]]) -> Iterator[Finding]:
     """Entries that no arm loaded; `arm`: where the search for a load ended."""
     for rank, layout in sorted(layouts.items()):
-        for entry in layout.entries.values():
+        for entry in layout.moved():
             if (rank, entry.entry) not in accounted:
                 what = f"entry {entry.entry} ({entry.kind.value} of {entry.layer})"
                 message = f"rank {rank}: {what}: no load moved a non-zero byte"
