@@ -4,6 +4,9 @@
 export PYTHON TORCH_INDEX
 
 BIN := .venv/bin
+# Tests start hundreds of Python processes: without bytecode each of them compiles the project anew.
+WITH_BYTECODE := env -u PYTHONDONTWRITEBYTECODE
+PYTEST := $(WITH_BYTECODE) $(BIN)/python -m pytest
 
 .PHONY: help setup demo demo-lmcache swap-demo test test-deep test-lmcache explore soak check build docs clean
 
@@ -34,21 +37,20 @@ swap-demo: setup
 	@$(BIN)/python scripts/swap_demo.py
 
 test: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m 'not vllm and not lmcache and not soak and not deep'
-	$(BIN)/python -m pytest -m 'vllm and not lmcache and not soak and not deep'
+	@$(WITH_BYTECODE) $(BIN)/python scripts/run_tests.py
 
 test-deep: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist load -m 'deep and not vllm and not lmcache and not soak'
-	$(BIN)/python -m pytest -m 'deep and vllm and not lmcache and not soak'
+	$(PYTEST) -n auto --maxprocesses 4 --dist load -m 'deep and not vllm and not lmcache and not soak'
+	$(PYTEST) -m 'deep and vllm and not lmcache and not soak'
 
 test-lmcache: setup
-	$(BIN)/python -m pytest -m lmcache
+	$(PYTEST) -m lmcache
 
 explore: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m 'not vllm and not lmcache and not soak and not deep' --hypothesis-profile explore
+	$(PYTEST) -n auto --maxprocesses 4 --dist loadfile -m 'not vllm and not lmcache and not soak and not deep' --hypothesis-profile explore
 
 soak: setup
-	$(BIN)/python -m pytest -m soak
+	$(PYTEST) -m soak
 
 check: setup
 	$(BIN)/ruff format --check .

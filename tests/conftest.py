@@ -23,6 +23,10 @@ settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("repeatable")
 
 
+SHORT = 16
+"""Tokens of a generation in the short archives; the shipped plan has 64, and what parts here parts among the first."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if available():
         return
@@ -31,9 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="vLLM is not installed"))
 
 
-def frozen(name: str) -> Plan:
-    """A shipped plan, frozen under the analyzer that is running."""
-    plan = load(name)
+def frozen(name: str, **changes: object) -> Plan:
+    """A shipped plan, perhaps with changes, frozen under the analyzer that is running."""
+    plan = load(name).model_copy(update=changes)
     return freeze(plan, source_sha256(plan.analyzer.id))
 
 
@@ -43,8 +47,8 @@ def tiny_model() -> Path:
     return ensure("qwen3-next-tiny")
 
 
-def _run(out: Path, model: Path, name: str = "boundary", **options: object) -> Path:
-    plan = frozen(name)
+def _run(out: Path, model: Path, name: str = "boundary", plan: Plan | None = None, **options: object) -> Path:
+    plan = plan or frozen(name)
     request = RunRequest(
         plan=plan,
         model=model,
@@ -54,6 +58,21 @@ def _run(out: Path, model: Path, name: str = "boundary", **options: object) -> P
         **{"fault": None, "control": None, "reference": None, **options},  # type: ignore[arg-type]
     )
     return run_plan(request, Silent()).archive
+
+
+@pytest.fixture(scope="session")
+def short_archive(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """The boundary plan with short generations on real vLLM, both arms, no fault: two engine starts."""
+    plan = frozen("boundary", output_tokens=SHORT)
+    return _run(tmp_path_factory.mktemp("short-boundary") / "clean", tiny_model, plan=plan)
+
+
+@pytest.fixture(scope="session")
+def short_fault(short_archive: Path, tiny_model: Path) -> Path:
+    """The same with the full-lookup fault, against the short run's sealed control: one start more."""
+    plan = frozen("boundary", output_tokens=SHORT)
+    out = short_archive.parent / "full-lookup"
+    return _run(out, tiny_model, plan=plan, fault="full-lookup", control=short_archive)
 
 
 @pytest.fixture(scope="session")

@@ -34,8 +34,9 @@ def codes(judgement: Judgement, check: str) -> set[str]:
 
 
 @pytest.mark.smoke
-def test_under_the_strict_prefix_rule_a_reload_continues_as_cold(clean_archive: Path) -> None:
-    judgement = judged(clean_archive)
+@pytest.mark.parametrize("archive", ["short_archive", pytest.param("clean_archive", marks=pytest.mark.deep)])
+def test_under_the_strict_prefix_rule_a_reload_continues_as_cold(request: pytest.FixtureRequest, archive: str) -> None:
+    judgement = judged(request.getfixturevalue(archive))
     assert judgement.verdict is Verdict.PASS
     assert {row.tokens: row.boundary for row in judgement.table} == STRICT
     assert all(row.credited == row.boundary and row.equal for row in judgement.table)
@@ -43,16 +44,19 @@ def test_under_the_strict_prefix_rule_a_reload_continues_as_cold(clean_archive: 
     assert "candidate 9/9" in summary(judgement, "reload-equality")
 
 
-def test_the_archive_is_judged_alike_where_neither_torch_nor_vllm_is(clean_archive: Path) -> None:
-    command = [sys.executable, "-c", WITHOUT_ENGINE, "check", str(clean_archive)]
+def test_the_archive_is_judged_alike_where_neither_torch_nor_vllm_is(short_archive: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_ENGINE, "check", str(short_archive)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "verdict pass" in done.stdout
 
 
 @pytest.mark.regression
-def test_the_lookup_over_the_full_prompt_fails_at_the_two_exact_boundaries(faulted_archive: Path) -> None:
-    judgement = judged(faulted_archive)
+@pytest.mark.parametrize("archive", ["short_fault", pytest.param("faulted_archive", marks=pytest.mark.deep)])
+def test_the_lookup_over_the_full_prompt_fails_at_the_two_exact_boundaries(
+    request: pytest.FixtureRequest, archive: str
+) -> None:
+    judgement = judged(request.getfixturevalue(archive))
     assert (judgement.verdict, judgement.fault) == (Verdict.FAIL, "full-lookup")
     assert judgement.comparison_kind == "candidate_vs_archived"
     rows = {row.tokens: row for row in judgement.table}

@@ -45,8 +45,8 @@ def test_nothing_of_the_environment_enters_an_archive(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.vllm
-def test_vllm_s_settings_hold_no_token_path_or_host(clean_archive: Path) -> None:
-    found = engines(Archive.open(clean_archive))
+def test_vllm_s_settings_hold_no_token_path_or_host(short_archive: Path) -> None:
+    found = engines(Archive.open(short_archive))
     assert found
     for engine in found:
         environment = {name.removeprefix("env.") for name in engine.settings if name.startswith("env.")}

@@ -176,12 +176,12 @@ class ValueMachine(IndexMachine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [IndexMachine, ValueMachine])
+@pytest.mark.parametrize("machine", [IndexMachine, pytest.param(ValueMachine, marks=pytest.mark.deep)])
 def test_ten_thousand_steps_serve_no_orphan(machine: type[IndexMachine]) -> None:
     machine.steps = machine.evictions = 0
     case = machine.TestCase
     checks = list(HealthCheck)
-    case.settings = settings(max_examples=500, stateful_step_count=100, deadline=None, suppress_health_check=checks)
+    case.settings = settings(max_examples=250, stateful_step_count=100, deadline=None, suppress_health_check=checks)
     case().runTest()
     assert machine.steps >= 10_000
     assert machine.evictions >= 200

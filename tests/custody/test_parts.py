@@ -286,8 +286,12 @@ def test_the_effective_configuration_is_read_field_by_field() -> None:
 def test_ports_that_the_kernel_chose_are_counted_and_not_named() -> None:
     """No start has them again; the server's own, wherever it lies, is named."""
     program = """
-import socket
+import socket, threading
 kept = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+def hang_up():
+    while True:
+        kept[0].accept()[0].close()
+threading.Thread(target=hang_up, daemon=True).start()
 print(kept[0].getsockname()[1], flush=True)
 input()
 """

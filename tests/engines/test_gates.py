@@ -29,7 +29,9 @@ def test_the_self_test_finds_that_cpus_get_no_temperature(monkeypatch: pytest.Mo
 
 
 @REAL
+@pytest.mark.deep
 def test_the_self_test_passes_with_the_guard() -> None:
+    """`test_markers_vllm` has the same receipt in its archive, and is not deep."""
     receipt = run_gate("selftest", SPLIT_TOP_P)
     assert (receipt.ok, receipt.reason, receipt.guard) == (True, None, SPLIT_TOP_P)
     assert (receipt.forced_rows, receipt.forced_right, receipt.ordinary_same) == (6, 6, receipt.ordinary_rows)

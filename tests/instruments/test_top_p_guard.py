@@ -115,7 +115,9 @@ for splits in (1, 2):
 """
 
 
+@pytest.mark.deep
 def test_a_forced_row_keeps_its_token_with_the_guard_and_nothing_without() -> None:
+    """Rows that are masked whole are among those of the test before it, which is not deep."""
     done = interpreted("KEPT = [0] * 2" + FORCED + "top_p_guard.guard(); KEPT = [1] * 2" + FORCED)
     assert done.returncode == 0, done.stderr[-3000:]
 

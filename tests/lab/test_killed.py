@@ -162,7 +162,11 @@ def lock(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize(
     ("first", "last", "moments"),
-    [("Ledger.spend", "_Attempt._operate", IN_SETUP), ("ArchiveWriter.seal", SEALED, IN_SEALING)],
+    [
+        ("Ledger.spend", "_Attempt._operate", IN_SETUP),
+        ("ArchiveWriter.seal", SEALED, 3),
+        pytest.param("ArchiveWriter.seal", SEALED, IN_SEALING, marks=pytest.mark.deep),
+    ],
 )
 def test_killed_between_two_lines(
     lock: Callable[[str], Path],

@@ -29,7 +29,7 @@ def test_greedy_output_is_readable_and_varied(tiny_engine: VllmEngine, template:
     assert set(output) <= set(readable_ids())
 
 
-@pytest.mark.parametrize("tokens", [3584, 5377])
+@pytest.mark.parametrize("tokens", [3584, pytest.param(5377, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_one_early_token_changes_the_continuation(tiny_engine: VllmEngine, template: str, tokens: int) -> None:
     before = prompt(tiny_engine, template, tokens)
