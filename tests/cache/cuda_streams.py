@@ -102,6 +102,11 @@ class SimulatedLane(Lane):
     def mark(self) -> Point:
         return Point(self.device, "mark", self.device.token(self.name))
 
+    def drain(self) -> None:
+        self.device.log.append(f"drain {self.name}")
+        token = self.device.token(self.name)
+        self.device.run(lambda ready: ready[0], lambda: token in self.device.passed)
+
     def give_back(self, *marks: Any) -> None:
         pass
 

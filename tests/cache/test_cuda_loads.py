@@ -72,14 +72,19 @@ class FakeLane(Lane):
     @contextmanager
     def entered(self) -> Any:
         self.current = "lane"
-        yield
-        self.current = "compute"
+        try:
+            yield
+        finally:
+            self.current = "compute"
 
     def mark(self) -> FakeMark:
         mark = FakeMark(self)
         self.log.append("mark")
         self.pending.append(lambda: setattr(mark, "passed", True))
         return mark
+
+    def drain(self) -> None:
+        self.log.append("drain")
 
     def give_back(self, *marks: Any) -> None:
         self.returned += marks
@@ -223,6 +228,37 @@ def test_a_table_serves_again_and_a_larger_job_gets_a_larger_one(monkeypatch: py
         bench.lane.run()
         assert bench.finished() == [job]
     assert bench.lane.tables == 2
+
+
+def test_a_load_that_fails_half_way_leaves_nothing_that_reads_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_gather, "HEAD_CHUNKS", 2)
+    bench = Bench()
+    launch = FakeGather.launch
+
+    def once(self: FakeGather, table: torch.Tensor) -> None:
+        launch(self, table)
+        raise RuntimeError("no second launch")
+
+    monkeypatch.setattr(FakeGather, "launch", once)
+    with pytest.raises(RuntimeError, match="no second launch"):
+        bench.load(1, [4, 5, 6, 7], [3, 2, 1, 0])
+    assert bench.lane.log[-2:] == ["launch", "drain"]
+
+
+def test_a_copy_that_vllm_refuses_is_not_the_one_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(by_copy=lambda job: job.pieces > 1)
+    bench.load(1, [0, 1], [2, 3])
+
+    def refuse(*_args: object) -> bool:
+        raise RuntimeError("refused")
+
+    with monkeypatch.context() as while_refused:
+        while_refused.setattr(bench.inner, "transfer_async", refuse)
+        with pytest.raises(RuntimeError, match="refused"):
+            bench.load(2, [0, 1], [2, 3])
+    bench.lane.log.clear()
+    bench.load(3, [4], [5])
+    assert bench.lane.log[:2] == ["after compute", "after copy 1"]
 
 
 def test_a_job_without_pages_is_left_to_vllm() -> None:

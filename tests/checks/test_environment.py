@@ -133,7 +133,7 @@ def test_silent_where_the_listed_files_are_patched_and_no_others(tmp_path: Path,
     ("listed", "found", "code", "said"),
     [
         (ELEVEN[1:], ELEVEN, "unexpected_patch", f"{ELEVEN[0]} is not as released, expected_patched does not list it"),
-        (ELEVEN, ELEVEN[:-1], "patch_absent", f"{ELEVEN[-1]} is as released, expected_patched lists it"),
+        (ELEVEN, ELEVEN[:-1], "patch_absent", f"{ELEVEN[-1]} is not among the files"),
         ([], ELEVEN[:1], "unexpected_patch", f"{ELEVEN[0]} is not as released"),
     ],
 )

@@ -91,6 +91,7 @@ def test_what_cannot_be_is_one_line(arguments: tuple[str, ...], line: str, tmp_p
         "--tensor_parallel_size {}",
         "--tensor_parallel_size={}",
         "--tensor-parallel {}",
+        "--tens={}",
         "-tp {}",
         "-tp={}",
         "-tp 4 --max-num-seqs 2 -tp {}",

@@ -46,6 +46,14 @@ def test_a_patched_and_a_missing_file_are_named(package: Path) -> None:
     assert found == {"tiny/one.py": hashlib.sha256(b"one = 2\n").hexdigest(), "tiny/two.py": None}
 
 
+@pytest.mark.parametrize("record", [None, "tiny/one.py,,\ntiny/two.py,sha512=abc,8\n"])
+def test_a_package_without_hashes_is_named_as_a_whole(package: Path, record: str | None) -> None:
+    (package / "one.py").write_bytes(b"one = 2\n")
+    path = package.parent / "tiny-1.0.dist-info" / "RECORD"
+    path.write_text(record) if record else path.unlink()
+    assert [(one.path, one.sha256) for one in patched(("tiny",))] == [("RECORD", None)]
+
+
 class Backend:
     pass
 

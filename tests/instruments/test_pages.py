@@ -79,6 +79,13 @@ def test_poison_stays_in_the_page(cache: Cache) -> None:
     assert torch.equal(cache.raw, before)
 
 
+def test_a_view_that_is_larger_than_its_page_is_refused(cache: Cache) -> None:
+    wide = cache.raw.as_strided((BLOCKS, ROWS * PARTS + 1, WIDTH), (STRIDE, WIDTH, 1), 0)
+    cache.bound[0] = wide
+    with pytest.raises(LayoutError, match=rf"{PAGE + WIDTH} bytes a block, its page {PAGE}"):
+        cache.layout()
+
+
 @pytest.mark.parametrize("what", ["start", "early end", "late end", "gaps", "stride"])
 def test_a_view_that_lies_otherwise_is_refused(cache: Cache, what: str) -> None:
     count = cache.bound[0].shape[0]

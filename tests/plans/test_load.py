@@ -163,6 +163,31 @@ def test_the_shipped_plan_says_what_it_does_not_show() -> None:
         ),
         (
             "format: 1",
+            "format: 1\nexpected_patched: ['vllm/../a.py']",
+            "expected_patched[0]: 'vllm/../a.py' is no DISTRIBUTION/PATH; say it as vllm/vllm/envs.py",
+        ),
+        (
+            "format: 1",
+            "format: 1\nexpected_patched: ['vllm//a.py']",
+            "expected_patched[0]: 'vllm//a.py' is no DISTRIBUTION/PATH; say it as vllm/vllm/envs.py",
+        ),
+        (
+            "format: 1",
+            "format: 1\nexpected_patched: ['../a.py']",
+            "expected_patched[0]: '../a.py' is no DISTRIBUTION/PATH; say it as vllm/vllm/envs.py",
+        ),
+        (
+            "format: 1",
+            "format: 1\nexpected_patched: ['vllm/vllm/_C.so']",
+            "expected_patched[0]: 'vllm/vllm/_C.so' is no DISTRIBUTION/PATH; say it as vllm/vllm/envs.py",
+        ),
+        (
+            "format: 1",
+            "format: 1\nexpected_patched: ['vllm/a.py ']",
+            "expected_patched[0]: 'vllm/a.py ' is no DISTRIBUTION/PATH; say it as vllm/vllm/envs.py",
+        ),
+        (
+            "format: 1",
             "format: 1\nexpected_patched: [vllm/a.py, vllm/a.py]",
             "expected_patched[1]: 'vllm/a.py' is there twice; remove one",
         ),

@@ -52,6 +52,10 @@ class Lane:
         """Move a signal to what the stream holds now."""
         signal.record(self._stream)
 
+    def drain(self) -> None:
+        """Return when all that was put on it is over."""
+        self._stream.synchronize()
+
     def table(self, numbers: int) -> torch.Tensor:
         """New memory for a table."""
         return torch.empty(numbers, dtype=torch.int64, pin_memory=True)

@@ -203,9 +203,14 @@ class CudaLoads:
         if not job.pieces or (self._by_copy is not None and self._by_copy(job)):
             return self._copy(job_id, src_spec, dst_spec)
         memory = self._table(self._loader.numbers(dst_spec.group_sizes))
-        began, ended = self._loader.load(
-            src_spec.block_ids, dst_spec.block_ids, dst_spec.group_sizes, memory, self._follow
-        )
+        try:
+            began, ended = self._loader.load(
+                src_spec.block_ids, dst_spec.block_ids, dst_spec.group_sizes, memory, self._follow
+            )
+        except BaseException:
+            for lane in self._loader.lanes:  # What is on its way still reads the table.
+                lane.drain()
+            raise
         self._jobs.append(_Job(job_id, began, ended, job.bytes, memory))
         return True
 
@@ -244,9 +249,10 @@ class CudaLoads:
     def _copy(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         last = self._loader.lanes[-1]
         last.follow_current()
-        self._last_copied = job_id
         with last.entered():  # vLLM's stream waits for the current one: earlier jobs of ours, and compute.
-            return bool(self._inner.transfer_async(job_id, src_spec, dst_spec))
+            submitted = bool(self._inner.transfer_async(job_id, src_spec, dst_spec))
+        self._last_copied = job_id  # Not before: a job that vLLM refused is none to wait for.
+        return submitted
 
     def _table(self, numbers: int) -> torch.Tensor:
         for index, table in enumerate(self._tables):

@@ -254,8 +254,13 @@ class Staged:
         small = type(self)([refs], tier, list(target), *self.lanes, 2, 2 * round_up(page))
         memory = self.lanes[0].table(small.numbers([blocks - 1]))
         places = np.arange(blocks - 1)
-        _, ended = small.load(places, places[::-1] + 1, [blocks - 1], memory, lambda lane: lane.follow_current())
-        ended.synchronize()
+        try:
+            _, ended = small.load(places, places[::-1] + 1, [blocks - 1], memory, lambda lane: lane.follow_current())
+            ended.synchronize()
+        except BaseException:
+            for lane in self.lanes:  # Copies of a trial whose kernel cannot be made still use its buffer.
+                lane.drain()
+            raise
         expected = torch.full((2, blocks, page), 7, dtype=torch.int8)
         for index, side in enumerate(tier):
             expected[index, 1:] = side[: blocks - 1].flip(0)

@@ -96,7 +96,8 @@ _LOOKED = (
 )
 _READ_DEVICE = re.compile(rf"(?i)\b{_DEVICE}\b.*?\b{_LOOKED}\b|\b{_LOOKED}\b.*?\b{_DEVICE}\b")
 _DENIED = re.compile(
-    rf"(?i)(?:\b(?:no|not(?! (?:only|just|merely))|nor|without)|n't)(?: \w+){{0,2}} (?:{_DEVICE}|{_LOOKED})\b"
+    r"(?i)(?:\b(?:no|not(?! (?:only|just|merely))|nor|never|nobody|cannot|without|instead of|rather than)|n't)"
+    rf"(?: \w+){{0,2}} (?:{_DEVICE}|{_LOOKED})\b"
 )
 _CLAUSE = re.compile(r"[.;:,!?()\n]|\b(?:but|although|though)\b")
 _SAME_STATE = re.compile(r"(?i)\b(same|equal|identical)\b.*\bstates?\b|\bstates?\b.*\b(same|equal|identical)\b")
@@ -115,7 +116,7 @@ def read_claims(path: Path) -> list[Claim]:
 
 def device_read(text: str) -> str | None:
     """The words that say that a device's memory was read or verified; None: no clause says so, or it denies it."""
-    for clause in _CLAUSE.split(text):
+    for clause in _CLAUSE.split(" ".join(text.split())):
         if (found := _READ_DEVICE.search(clause)) and not _DENIED.search(clause):
             return found[0]
     return None

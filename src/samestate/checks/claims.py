@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from samestate.checks import coverage, integrity, layout, poison, storages, transfers
+from samestate.checks import coverage, integrity, layout, poison, transfers
 from samestate.checks.analyzers import Judgement
 from samestate.checks.base import CheckResult, Verdict
 from samestate.checks.claim import ATTRIBUTIONS, DIGESTS, Claim, Kind, Said, by_words, device_read
@@ -22,7 +22,6 @@ from samestate.evidence.records import (
     OperationStarted,
     PagesDigested,
     PagesPoisoned,
-    StoragesDigested,
 )
 from samestate.plans.errors import quoted
 
@@ -194,11 +193,10 @@ def _latency(claim: Claim, evidence: Evidence, records: Mapping[str, Any]) -> Sa
 def _device(claim: Claim, records: Mapping[str, Any]) -> Said:
     """Page rows are what was recorded as pages moved, in a live run too: a judgement reads no device (requirement 42).
 
-    Parameters and buffers (`storages`) are read from the device, for themselves.
+    Parameters and buffers (`storages`) are read from the device: a claim on those cites no pages.
     """
     rows = any(isinstance(rec, PagesDigested | PagesPoisoned | GuardsChecked) for rec in records.values())
-    others = storages.CHECK in claim.checks or any(isinstance(rec, StoragesDigested) for rec in records.values())
-    if others or not (rows or _PAGE_ROWS & set(claim.checks)):
+    if not rows and not _PAGE_ROWS & set(claim.checks):
         return
     if said := device_read(claim.text):
         yield (

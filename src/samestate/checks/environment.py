@@ -74,7 +74,8 @@ def _as_listed(
     patched = {f"{one.distribution}/{one.path}" for one in seen.rec.patched}
     waived = {name for name in patched | listed if f"environment.patched.{name}" in declared}
     for name in sorted(listed - patched - waived):
-        message = f"arm {arm.name}: rank {rank}: {name} is as released, expected_patched lists it"
+        message = f"arm {arm.name}: rank {rank}: {name} is not among the files that are not as released, "
+        message += "expected_patched lists it"
         yield fail("patch_absent", message, place, evidence)
     unlisted = sorted(patched - listed - waived)
     for name in unlisted[:_SHOWN]:

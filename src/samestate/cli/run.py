@@ -166,22 +166,30 @@ def _require_fault(fault: str, plan: Plan, engine: str) -> None:
             raise Failure("--fault: the simulated engine has no faults of reasoning budgets; leave out --engine sim")
         if fault not in budgets:
             raise Failure(f"--fault: {fault} acts on a cache; a marker plan has only {', '.join(budgets)}")
-        if FAULTS[fault].site is Site.RANKS and not _has_ranks(plan):
-            raise Failure(f"--fault: {fault} needs two ranks; add --tp 2")
+        _require_ranks(fault, plan)
         return
     if fault in budgets:
         raise Failure(f"--fault: {fault} acts on reasoning budgets; choose plan {MARKERS}")
     snapshots.require_fault(fault, engine)
+    _require_ranks(fault, plan)
     if engine == "sim" and fault not in SimEngine.conducts:
         has = ", ".join(SimEngine.conducts)
         raise Failure(f"--fault: the simulated engine has only {has}; choose that or leave out --engine sim")
 
 
+def _require_ranks(fault: str, plan: Plan) -> None:
+    if FAULTS[fault].site is Site.RANKS and not _has_ranks(plan):
+        raise Failure(f"--fault: {fault} needs two ranks; add --tp 2")
+
+
 def _has_ranks(plan: Plan) -> bool:
     """Whether the plan's engines have two ranks or more."""
     said = ranks_said(plan.engine.serve_args)
-    number = said[-1] if said else str(plan.engine.settings.get("tensor_parallel_size", 1))
-    return number.isascii() and number.isdecimal() and number.lstrip("0") not in ("", "1")
+    number = said[-1] if said else plan.engine.settings.get("tensor_parallel_size", 1)
+    try:
+        return int(str(number)) > 1  # As vLLM's parser reads it.
+    except ValueError:
+        return False
 
 
 def _require_traceable(plan: Plan, engine: str) -> None:
@@ -326,7 +334,8 @@ def require_simulated(arguments: Sequence[str]) -> None:
     """Raise `Failure` for an argument that the simulated engine would ignore: it has few, all of them counts."""
     known = f"it has {', '.join(SIMULATED)}; leave it out or use --engine vllm"
     words = iter(word for argument in arguments for word in argument.split("=", 1))
-    for flag in words:
+    for said in words:
+        flag = RANKS if ranks_said([said, "1"]) else said
         if flag not in SIMULATED:
             raise Failure(f"--serve-args: the simulated engine has no {flag}{nearest(flag, SIMULATED)}; {known}")
         value = next(words, "")

@@ -14,6 +14,7 @@ from samestate.models.recipe import LOAD_FORMAT, load_settings
 from samestate.plans.errors import nearest
 from samestate.plans.model import Plan
 from samestate.plans.scenarios import CANDIDATE
+from samestate.plans.serve_args import ranks_said
 
 ENGINE = "transformers"
 _COUNTERPARTS = {"boundary": "boundary-snapshot"}
@@ -44,6 +45,8 @@ def require_plan(plan: Plan, engine: str) -> None:
             f"instruments: --engine {ENGINE} makes restored tensors anew and saves within a step: nothing to poison, "
             "no save to hold back; make audit_level 'digest' and save_delay_ms 0, or leave out --delay-saves"
         )
+    if ranks_said(plan.engine.serve_args):
+        raise Failure(f"--tp: --engine {ENGINE} runs on one rank; leave the number of ranks out")
     words = [argument.split("=", 1)[0] for argument in plan.engine.serve_args]
     known = [f"--{name.replace('_', '-')}" for name in transformers.SETTINGS]
     for flag in words:

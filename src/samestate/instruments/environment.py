@@ -91,16 +91,21 @@ def backends(model: Any) -> dict[str, str]:
 
 
 def patched(packages: tuple[str, ...] = PACKAGES) -> Iterator[PatchedFile]:
-    """Python files that are not as their package was released; a file that is gone has no hash."""
+    """Python files that are not as their package was released; a file that is gone has no hash.
+
+    A package that holds no hashes to compare with is named as a whole, by its RECORD: nothing of it is known.
+    """
     for package in packages:
         try:
             distribution = metadata.distribution(package)
         except metadata.PackageNotFoundError:
             continue
         root = Path(str(distribution.locate_file("")))
-        for name, algorithm, expected in _recorded(distribution):
-            if not name.endswith(".py") or algorithm != "sha256":
-                continue
+        hashed = [(name, value) for name, kind, value in _recorded(distribution) if kind == "sha256"]
+        files = [(name, value) for name, value in hashed if name.endswith(".py")]
+        if not files:
+            yield PatchedFile(distribution=package, path="RECORD", sha256=None)
+        for name, expected in files:
             try:
                 digest = hashlib.sha256((root / name).read_bytes())
             except OSError:

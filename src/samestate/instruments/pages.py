@@ -119,6 +119,10 @@ class Layout:
                     f"{layer}: its tensor has {view.shape[0]} blocks at {span.offset} + b*{span.stride}, "
                     f"the cache configuration {self.blocks} at {start + page_offset} + b*{block_stride}"
                 )
+            if page_offset + size > spec.page_size_bytes:
+                raise LayoutError(
+                    f"{layer}: its tensors have {page_offset + size} bytes a block, its page {spec.page_size_bytes}"
+                )
             entry = Entry(
                 entry=len(self.placed),
                 layer=layer,

@@ -23,12 +23,15 @@ class RankFault(LiveFault):
     """Acts in the workers of an engine that has several."""
 
     roles = (KVConnectorRole.WORKER,)
+    ranks: int
+    """Of the engine."""
 
     @override
     def act(self, on: Audited, undo: Undo) -> None:
         parallel = on.inner._vllm_config.parallel_config
         if parallel.world_size < 2:
             raise FaultError("a fault of ranks needs several: use --tensor-parallel-size 2")
+        self.ranks = parallel.world_size
         self.act_on(parallel.rank, on, undo)
 
     @abstractmethod
@@ -78,12 +81,14 @@ class RankZeroShard(RankFault):
 
         def load(job_id: int, src_spec: BlockIDsLoadStoreSpec, dst_spec: GPULoadStoreSpec, **options: object) -> bool:
             kept = [page.page for page in worker.tier_pages(dst_spec, src_spec) if page.group in states]
-            file = handed_over.with_suffix(f".{job_id}")
             if rank == 0:
-                unfinished = file.with_suffix(f".{job_id}-unfinished")
+                unfinished = handed_over.with_suffix(f".{job_id}-unfinished")
                 torch.save([page.clone() for page in kept], unfinished)
-                unfinished.rename(file)
+                for other in range(1, self.ranks):  # Each takes away its own.
+                    os.link(unfinished, handed_over.with_suffix(f".{job_id}-{other}"))
+                unfinished.unlink()
             else:
+                file = handed_over.with_suffix(f".{job_id}-{rank}")
                 for mine, theirs in zip(kept, _received(file, self.WAIT_SECONDS), strict=True):
                     # Of plain memory, since it is put back outside torch's inference mode.
                     undo.callback(np.copyto, mine.numpy(), mine.numpy().copy())

@@ -281,7 +281,7 @@ def _check_sense(plan: Plan) -> None:
         raise PlanError("expected_patched: nothing of a server's files is recorded; remove it")
     listed = plan.expected_patched or []
     for index, name in enumerate(listed):
-        if not all(name.partition("/")[::2]):
+        if not _names_a_file(name):
             raise PlanError(f"expected_patched[{index}]: {name!r} is no DISTRIBUTION/PATH; say it as vllm/vllm/envs.py")
     once = {"required_checks": plan.required_checks, "differing_settings": plan.differing_settings}
     for field, words in (once | {"expected_patched": listed}).items():
@@ -290,6 +290,13 @@ def _check_sense(plan: Plan) -> None:
                 raise PlanError(f"{field}[{index}]: {word!r} is there twice; remove one")
     if not plan.required_checks:
         raise PlanError("required_checks: is empty, so nothing could fail; name at least one check")
+
+
+def _names_a_file(name: str) -> bool:
+    """Whether it is ``DISTRIBUTION/PATH`` as records of Python files have it: no detours, no blanks around a part."""
+    distribution, *parts = name.split("/")
+    plain = all(part == part.strip() and part not in ("", ".", "..") for part in (distribution, *parts))
+    return plain and bool(parts) and name.endswith(".py")
 
 
 def _check_matrix_or_scenario(plan: Plan) -> None:

@@ -38,7 +38,7 @@ _SHORT = {
 }
 """vLLM's short flags for what a plan is likely to set."""
 _RANKS = "tensor_parallel_size"
-_LEAST_OF_RANKS = "tensor"
+_LEAST_OF_RANKS = "te"
 """vLLM's parser takes the beginning of a flag for the flag; no other begins so."""
 _ALIASES = {"device_memory_utilization": "gpu_memory_utilization"}
 
