@@ -76,3 +76,33 @@ def test_what_does_not_contradict_is_let_through() -> None:
     assert read('-sc \'{"method": "mtp"}\'').drafts == 0
     assert read("--no-enable-prefix-caching").prefix_caching is False
     assert read("--enable-prefix-caching --mamba-cache-mode align --kv-transfer-config '{}'").connector
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("--block-sze 5", "--block-sze: is no whole flag; say --block-size"),
+        ("--tensor-parallel 2", "--tensor-parallel: is no whole flag; say --tensor-parallel-size"),
+        ("--no-enable-prefix-cachin", "--no-enable-prefix-cachin: is no whole flag; say --enable-prefix-caching"),
+        ("-tp2", "-tp2: is no flag; say --tensor-parallel-size 2"),
+    ],
+)
+def test_a_flag_that_vllm_would_not_take_is_not_passed_over(text: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(text)
+    assert str(refused.value) == remedy
+
+
+@pytest.mark.vllm
+def test_no_flag_of_vllms_is_taken_for_a_misspelt_one() -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
+    flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+    assert len(flags) > 100
+    for flag in flags:
+        try:
+            read(flag)
+        except ConfigError as error:
+            assert "is no whole flag" not in str(error), flag

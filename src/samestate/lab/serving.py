@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from samestate.models.fields import MOST, ConfigError
@@ -28,6 +29,16 @@ _SHORT = {
     "-dcp": "decode_context_parallel_size",
     "-sc": "speculative_config",
 }
+
+
+_READ = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "speculative_config"),
+    *("block_size", "max_model_len", "max_num_batched_tokens", "prefix_match_unit", "dtype", "kv_cache_dtype"),
+    *("mamba_cache_dtype", "mamba_ssm_cache_dtype", "mamba_cache_mode", "gdn_prefill_backend"),
+    *("prefix_caching_hash_algo", "kv_transfer_config", *_SWITCHES),
+)
+_ALIKE = 0.9
+"""Of two names, as `difflib` counts it: no flag of vLLM's is so like one that is read."""
 
 
 class Serving(NamedTuple):
@@ -60,6 +71,7 @@ class Serving(NamedTuple):
 
 def read_serve_args(arguments: Sequence[str]) -> Serving:
     """The cache's settings in `arguments`. Raises `ConfigError` for what is no value, and for contradictions."""
+    _refuse_misspelt(arguments)
     _refuse_valued_switches(arguments)
     values = dict(_pairs(arguments))
     method, drafts = _speculation(values.get("speculative_config"))
@@ -123,6 +135,21 @@ def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
         _, equals, value = argument.partition("=")
         following = arguments[index + 1] if index + 1 < len(arguments) else ""
         yield name, value if equals else following
+
+
+def _refuse_misspelt(arguments: Sequence[str]) -> None:
+    """What vLLM would refuse, or would complete, must not pass for something that is not read here."""
+    for argument in arguments:
+        for short, name in _SHORT.items():
+            if re.fullmatch(rf"{short}\d+", argument):
+                raise ConfigError(f"{argument}: is no flag; say --{name.replace('_', '-')} {argument[len(short) :]}")
+    for said in _names(arguments):
+        name = said.removeprefix("no_")
+        if name in _READ:
+            continue
+        meant = [one for one in _READ if one.startswith(name)] or get_close_matches(name, _READ, n=1, cutoff=_ALIKE)
+        if meant:
+            raise ConfigError(f"--{said.replace('_', '-')}: is no whole flag; say --{meant[0].replace('_', '-')}")
 
 
 def _switch(arguments: Sequence[str], name: str) -> bool | None:
