@@ -36,8 +36,9 @@ def test_a_copy_without_a_repository_has_a_hash_and_no_commit(tmp_path: Path) ->
 
 def test_a_checkout_names_its_commit_and_says_when_it_was_edited(tmp_path: Path) -> None:
     root = copied(tmp_path)
+    (root / ".gitignore").write_text("__pycache__/\n")  # As in this project.
     git(root, "init", "-q")
-    git(root, "add", "samestate")
+    git(root, "add", ".gitignore", "samestate")
     git(root, "commit", "-qm", "one")
     head = git(root, "rev-parse", "HEAD")
     sha256, commit = said(root)
