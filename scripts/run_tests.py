@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 PYTEST = (sys.executable, "-m", "pytest")
 NOT_HERE = "not lmcache and not soak and not deep"
-WITHOUT_ENGINE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "-m", f"not vllm and {NOT_HERE}")
+SPREAD = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--durations", "25")
+WITHOUT_ENGINE = (*SPREAD, "-m", f"not vllm and {NOT_HERE}")
 WITH_ENGINE = ("-o", "cache_dir=.pytest_cache/engines", "-m", f"vllm and {NOT_HERE}")
 SECONDS = 30
 
