@@ -406,5 +406,5 @@ def test_bad_input_is_refused_before_vllm_is_waited_for(request_: Request, messa
 
 
 def test_arguments_that_vllm_does_not_know_are_its_own_line() -> None:
-    with pytest.raises(ConfigError, match="--serve-args: unrecognized arguments: --blok-size"):
-        asked("--blok-size", "16", reply=Refused("arguments", "unrecognized arguments: --blok-size"))
+    with pytest.raises(ConfigError, match="--serve-args: unrecognized arguments: --no-such-flag"):
+        asked("--no-such-flag", "16", reply=Refused("arguments", "unrecognized arguments: --no-such-flag"))
