@@ -82,21 +82,6 @@ def launch(table: int, count: int, apart: int, unit: int, programs: int) -> None
     )
 
 
-class _Group(NamedTuple):
-    """Chunks of one block of a group: first row's addresses and distances in bytes, as int64 of equal length."""
-
-    source: np.ndarray
-    source_stride: np.ndarray
-    target: np.ndarray
-    target_stride: np.ndarray
-    length: np.ndarray
-    """In units."""
-    pieces: int
-    """Entries."""
-    bytes: int
-    """Of all entries of a block together."""
-
-
 class JobSize(NamedTuple):
     """What a job moves."""
 
@@ -106,6 +91,25 @@ class JobSize(NamedTuple):
     bytes: int
     spans: int = 0
     """Stretches of contiguous memory in which the pages lie; 0: not counted."""
+
+    @classmethod
+    def of(cls, blocks: Sequence[JobSize], sizes: Sequence[int]) -> JobSize:
+        """Of so many blocks of each group; `blocks`: of one of each."""
+        counted = [[size * one for one in block] for block, size in zip(blocks, sizes, strict=True)]
+        return cls(*(sum(column) for column in zip((0,) * len(cls._fields), *counted, strict=True)))
+
+
+class _Group(NamedTuple):
+    """Chunks of one block of a group: first row's addresses and distances in bytes, as int64 of equal length."""
+
+    source: np.ndarray
+    source_stride: np.ndarray
+    target: np.ndarray
+    target_stride: np.ndarray
+    length: np.ndarray
+    """In units."""
+    block: JobSize
+    """Of one block, all entries together."""
 
 
 HEAD_CHUNKS = 512
@@ -137,11 +141,7 @@ class Gather:
 
     def size(self, sizes: Sequence[int]) -> JobSize:
         """Of a job with so many blocks of each group."""
-        counted = [
-            (size * len(group.length), size * group.pieces, size * group.bytes)
-            for group, size in zip(self._groups, sizes, strict=True)
-        ]
-        return JobSize(*(sum(column) for column in zip((0, 0, 0), *counted, strict=True)))
+        return JobSize.of([group.block for group in self._groups], sizes)
 
     def numbers(self, sizes: Sequence[int]) -> int:
         """Of the memory for such a job's table."""
@@ -216,8 +216,8 @@ class Gather:
                 sides = (rows.data_ptr() + start, rows.stride(0), blocks.data_ptr() + start, blocks.stride(0))
                 chunks.append((*sides, size // self.unit))
         source, source_stride, target, target_stride, length = np.array(chunks, np.int64).reshape(-1, 5).T.copy()
-        total = sum(ref.page_size_bytes for ref in refs)
-        return _Group(source, source_stride, target, target_stride, length, len(refs), total)
+        block = JobSize(len(length), len(refs), sum(ref.page_size_bytes for ref in refs))
+        return _Group(source, source_stride, target, target_stride, length, block)
 
 
 class Gathered(Gather):

@@ -109,8 +109,7 @@ class Staged:
 
     def size(self, sizes: Sequence[int]) -> JobSize:
         """Of a job with so many blocks of each group."""
-        counted = [[size * one for one in each] for each, size in zip(self._sizes, sizes, strict=True)]
-        return JobSize(*(sum(column) for column in zip((0,) * 4, *counted, strict=True)))
+        return JobSize.of(self._sizes, sizes)
 
     def numbers(self, sizes: Sequence[int]) -> int:
         """Of the memory for such a job's tables."""

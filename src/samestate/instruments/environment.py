@@ -101,8 +101,8 @@ def patched(packages: tuple[str, ...] = PACKAGES) -> Iterator[PatchedFile]:
         except metadata.PackageNotFoundError:
             continue
         root = Path(str(distribution.locate_file("")))
-        hashed = [(name, value) for name, kind, value in _recorded(distribution) if kind == "sha256"]
-        files = [(name, value) for name, value in hashed if name.endswith(".py")]
+        lines = _recorded(distribution)
+        files = [(name, value) for name, kind, value in lines if kind == "sha256" and name.endswith(".py")]
         if not files:
             yield PatchedFile(distribution=package, path="RECORD", sha256=None)
         for name, expected in files:

@@ -17,6 +17,7 @@ from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs
 
 from samestate.evidence.records import Entry, EntryKind
 from samestate.instruments.digests import Digester, PageFacts, digester_for
+from samestate.instruments.layout import effective_bytes
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -112,7 +113,7 @@ class Layout:
         page_offset = 0
         for view, kind in zip(views, kinds(layer, spec, len(views)), strict=True):
             span = _span(layer, view)
-            found = _in_pages(span, block_stride, _unpadded(spec))
+            found = _in_pages(span, block_stride, effective_bytes(spec))
             offset, stride, size = found.span
             if (offset, stride, view.shape[0]) != (start + page_offset, block_stride, found.count(self.blocks)):
                 raise LayoutError(
@@ -183,11 +184,6 @@ def _in_pages(span: _Span, block_stride: int, page: int) -> _Pages:
     if stride != size or block_stride % stride or page % size or not size < page <= block_stride:
         return _Pages(span, 1, 1)
     return _Pages(_Span(offset, block_stride, page), page // size, block_stride // stride)
-
-
-def _unpadded(spec: KVCacheSpec) -> int:
-    """Bytes of a page that the layer itself reads."""
-    return int(getattr(spec, "unpadded_page_size_bytes", spec.page_size_bytes))
 
 
 def _span(layer: str, view: torch.Tensor) -> _Span:
