@@ -306,18 +306,18 @@ def show(rows: list[Row], word: Word, console: Console) -> None:
 
 
 SWEEP: tuple[tuple[str, Any, dict[str, int]], ...] = (
+    *(
+        ("staged", cuda_staged, {"TAIL_BYTES": tail * MIB, "PROGRAMS": programs})
+        for tail in (2, 4, 8, 16)
+        for programs in (32, 64)
+    ),
+    *(
+        ("staged", cuda_staged, {"SLAB_BYTES": size * MIB, "SLABS": slabs, "TAIL_BYTES": tail * MIB})
+        for size, slabs, tail in ((4, 8, 4), (8, 4, 4), (8, 8, 8), (32, 2, 4), (32, 2, 8), (32, 4, 16), (64, 2, 8))
+    ),
+    *(("staged", cuda_staged, {"PROGRAMS": programs}) for programs in (8, 16, 128)),
     *(("gather", cuda_gather, {"PROGRAMS": programs}) for programs in (16, 32, 64, 128)),
     *(("gather", cuda_gather, {"HEAD_CHUNKS": chunks}) for chunks in (0, 128)),
-    *(
-        ("staged", cuda_staged, {"SLAB_BYTES": size * MIB, "SLABS": slabs})
-        for size, slabs in ((4, 4), (4, 8), (8, 4), (8, 8), (16, 2), (16, 4), (32, 2), (32, 4))
-    ),
-    *(("staged", cuda_staged, {"PROGRAMS": programs}) for programs in (8, 16, 32, 64, 128)),
-    *(("staged", cuda_staged, {"TAIL_BYTES": size * MIB}) for size in (1, 4, 8, 16)),
-    *(
-        ("staged", cuda_staged, {"SLAB_BYTES": size * MIB, "SLABS": slabs, "TAIL_BYTES": tail * MIB, "PROGRAMS": 64})
-        for size, slabs, tail in ((16, 4, 4), (16, 4, 8), (32, 2, 4), (32, 2, 8), (32, 4, 8), (64, 2, 4))
-    ),
 )
 """Ways of loading, and constants of a module that differ from its own."""
 

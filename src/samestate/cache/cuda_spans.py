@@ -40,6 +40,8 @@ class Part(NamedTuple):
     group: int
     bytes: int
     """That a block takes in a slab."""
+    steps: np.ndarray
+    """Offset of each block in a slab."""
     source: np.ndarray
     source_stride: np.ndarray
     place: np.ndarray
@@ -115,10 +117,10 @@ def parts(
 ) -> list[Part]:
     """All of a group's block, in as few parts as slabs of that size allow."""
     runs = [run for span in spans(refs, tier) for run in _runs(span, tier, device, slab_bytes)]
-    return [_part(group, some, unit) for some in _packed(runs, slab_bytes)]
+    return [_part(group, some, unit, slab_bytes) for some in _packed(runs, slab_bytes)]
 
 
-def _part(group: int, runs: Sequence[_Run], unit: int) -> Part:
+def _part(group: int, runs: Sequence[_Run], unit: int, slab_bytes: int) -> Part:
     places, moves, chunks = [], [], []
     taken = 0
     for run in runs:
@@ -129,7 +131,8 @@ def _part(group: int, runs: Sequence[_Run], unit: int) -> Part:
     source, source_stride, size = np.array(moves, np.int64).T.copy()
     offset, target, target_stride, length = np.array(chunks, np.int64).T.copy()
     place = np.array(places, np.int64)
-    return Part(group, taken, source, source_stride, place, size, offset, target, target_stride, length)
+    steps = np.arange(slab_bytes // taken, dtype=np.int64) * taken
+    return Part(group, taken, steps, source, source_stride, place, size, offset, target, target_stride, length)
 
 
 def round_up(size: int) -> int:

@@ -96,6 +96,9 @@ class Staged:
         feed.follow_current()  # Whose work may have used the same memory before.
         self._filled = [feed.signal() for _ in range(self._slabs)]
         self._emptied = [lane.signal() for _ in range(self._slabs)]
+        slots = np.arange(2 * self._slabs) % self._slabs
+        self._slots: np.ndarray = self._ring.data_ptr() + slots * self._slab_bytes
+        """Address of each slab, the ring twice over: a stretch may go past its end."""
         self._next = 0
         """Number of the slab to be filled next, over all jobs."""
         self._parts: list[Part] = []
@@ -125,8 +128,8 @@ class Staged:
     ) -> tuple[Mark, Mark]:
         """Row i goes to block i; groups follow each other.
 
-        Ring by ring: its copies are on their way before its kernels, and what follows, are described. Described at
-        once, a long job would leave the bus idle meanwhile. The first copies wait for nothing but room: they write to
+        First a slab, then ring by ring: copies are on their way before their kernels, and what follows, are described.
+        Described at once, a job would leave the bus idle meanwhile. The first copies wait for nothing but room: they write to
         the buffer, and host memory that is loaded from is written by nobody.
 
         Args:
@@ -161,9 +164,9 @@ class Staged:
         return began, lane.mark()
 
     def _cut(self, sizes: Sequence[int]) -> Iterator[list[_Stretch]]:
-        """The job in pieces that fill the ring once."""
+        """The job's first slab, and then pieces that fill the ring once."""
         some: list[_Stretch] = []
-        begin, until = 0, self._next + self._slabs
+        begin, until = 0, self._next + 1
         for part in self._parts:
             start = sum(sizes[: part.group])
             last = start + sizes[part.group]
@@ -185,14 +188,9 @@ class Staged:
             yield some
 
     def _places(self, part: Part, count: int, each: int) -> np.ndarray:
-        slab, within = np.divmod(np.arange(count), each)
-        slab += self._next
-        slab %= self._slabs
-        slab *= self._slab_bytes
-        within *= part.bytes
-        slab += within
-        slab += self._ring.data_ptr()
-        return slab[:, None]
+        first = self._next % self._slabs
+        slots = self._slots[first : first + -(-count // each)]
+        return (slots[:, None] + part.steps[:each]).reshape(-1, 1)[:count]
 
     def _describe_moves(self, stretch: _Stretch, rows: np.ndarray, numbers: np.ndarray) -> None:
         part, count = stretch.part, stretch.last - stretch.first
