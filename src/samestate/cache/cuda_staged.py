@@ -129,8 +129,8 @@ class Staged:
         """Row i goes to block i; groups follow each other.
 
         First a slab, then ring by ring: copies are on their way before their kernels, and what follows, are described.
-        Described at once, a job would leave the bus idle meanwhile. The first copies wait for nothing but room: they write to
-        the buffer, and host memory that is loaded from is written by nobody.
+        Described at once, a job would leave the bus idle meanwhile. The first copies wait for nothing but room: they
+        write to the buffer, and host memory that is loaded from is written by nobody.
 
         Args:
             rows: Of the tier.
