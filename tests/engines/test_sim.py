@@ -408,7 +408,7 @@ def test_chunks_are_those_of_vllm() -> None:
     rng = random.Random(0)
     for _ in range(2000):
         block, limit, prompt_tokens = rng.randint(1, 40), rng.randint(1, 100), rng.randint(1, 200)
-        start = rng.randrange(prompt_tokens)
+        start, drops = rng.randrange(prompt_tokens), rng.random() < 0.5
         theirs = scheduler._mamba_block_aligned_split(
             SimpleNamespace(
                 cache_config=SimpleNamespace(block_size=block),
@@ -418,7 +418,8 @@ def test_chunks_are_those_of_vllm() -> None:
                 mamba_shared_prefix_checkpoint=False,
                 mamba_has_prefill_checkpoint_blocks=False,
                 mamba_prefill_checkpoint_alignment=None,
-                use_eagle_block_drop=False,
+                use_eagle_block_drop=drops,
+                num_hash_lookahead_tokens=0,
                 max_num_scheduled_tokens=limit,
                 scheduler_config=SimpleNamespace(long_prefill_token_threshold=0),
             ),
@@ -430,4 +431,5 @@ def test_chunks_are_those_of_vllm() -> None:
             ),
             min(prompt_tokens - start, limit),
         )
-        assert chunk_end(start, prompt_tokens, block, limit) == start + theirs, (start, prompt_tokens, block, limit)
+        case = (start, prompt_tokens, block, limit)
+        assert chunk_end(*case, drops_last=drops) == start + theirs, (case, drops)

@@ -3,6 +3,8 @@
 B comes from the transfer's own description on every rank, p and the scheduled tokens
 from the request's first batch. Strict prefix: B = p = C·⌊(N−1)/C⌋, scheduled = N−B, no
 drafts. B = N with p = N−1 is the lookup over the full prompt (requirements 18–24, 78).
+An engine that gives up the last whole block of a hit, for drafts of EAGLE or MTP, restores
+C·(⌊N/C⌋−1) instead; a prompt too short for that is computed again, and is no reload.
 """
 
 from __future__ import annotations
@@ -87,6 +89,17 @@ def reloads(history: History) -> list[Reload]:
     return found
 
 
+def nothing_due(history: History, reload: Reload) -> bool:
+    """The prompt's only whole block was given up, and by load and credit nothing was restored.
+
+    Raises MissingEvidence.
+    """
+    if not history.arm(CANDIDATE).drops_last_block:
+        return False
+    due = strict_boundary(reload.tokens, history.resolved.checkpoint_interval, drops_last=True)
+    return due == 0 and not reload.loads and reload.first is not None and reload.first.start == 0
+
+
 def expected_ranks(arm: ArmHistory) -> set[int]:
     """Ranks that registered, and the first that should have, by parallel sizes and by what workers say.
 
@@ -105,13 +118,17 @@ def boundary(history: History) -> CheckResult:
         unknown("missing_rank", f"rank {rank} never registered its cache", Place(arm=CANDIDATE, rank=rank))
         for rank in sorted(ranks - set(arm.ranks))
     ]
-    checked = reloads(history)
+    found_again = reloads(history)
+    checked = [reload for reload in found_again if not nothing_due(history, reload)]
     good = 0
     for reload in checked:
         found = list(_reload(history, reload, ranks))
         good += not found
         findings += found
-    summary = f"{good}/{len(checked)} reloads at B = p = C·⌊(N−1)/C⌋ on {len(ranks)} rank(s)"
+    due = "C·(⌊N/C⌋−1)" if arm.drops_last_block else "C·⌊(N−1)/C⌋"
+    summary = f"{good}/{len(checked)} reloads at B = p = {due} on {len(ranks)} rank(s)"
+    if short := len(found_again) - len(checked):
+        summary += f"; {short} prompt(s) without a checkpoint, computed again"
     return conclude(CHECK, findings, unit="reloads", examined=len(checked), summary=summary)
 
 
@@ -149,7 +166,8 @@ def _reload(history: History, reload: Reload, ranks: set[int]) -> Iterator[Findi
         message = f"{reload.op}: ranks restored different prefixes ({said})"
         yield (fail if whole else unknown)("rank_disagreement", message, reload.place, reload.evidence)
     yield from _parts(arm, reload, whole=whole)
-    expected = strict_boundary(reload.tokens, history.resolved.checkpoint_interval)
+    interval, drops = history.resolved.checkpoint_interval, arm.drops_last_block
+    expected = strict_boundary(reload.tokens, interval, drops_last=drops)
     yield from _credit(reload, reload.first, distinct, expected, whole=whole)
 
 

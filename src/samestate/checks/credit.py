@@ -72,13 +72,15 @@ class Credit:
             yield fail("lookup_disagrees", message, self._place, evidence)
 
     def allocated(self, request: str) -> Iterator[Finding]:
-        """Blocks were allocated for what the lookup found beyond the local tokens."""
+        """Blocks were allocated for what the lookup found beyond the local tokens, where that is something."""
         seen = self._arm.allocated.get(request, [])
+        local = max((one.rec.local_tokens for one in self._arm.lookups.get(request, ())), default=0)
+        if not seen and self._first.start == local:
+            return
         if not seen:
             message = f"{self._name}: no allocation for its load is recorded"
             yield unknown("missing_allocation", message, self._place)
             return
-        local = max((one.rec.local_tokens for one in self._arm.lookups.get(request, ())), default=0)
         tokens = max(one.rec.external_tokens for one in seen)
         if tokens != self._first.start - local:
             message = (

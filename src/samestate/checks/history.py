@@ -206,6 +206,11 @@ class ArmHistory:
         return self.engines[0]
 
     @property
+    def drops_last_block(self) -> bool:
+        """Whether a hit of the arm's engine gives up its last whole block; raises MissingEvidence."""
+        return self.engine.rec.settings.get(r.DROPS_LAST_BLOCK) is True
+
+    @property
     def connected(self) -> bool:
         """Whether the arm's engine says that it has a connector."""
         return bool(self.engines) and self.engines[0].rec.connector is not None

@@ -102,7 +102,7 @@ def _expected(history: History, sighting: Sighting, store: Store, c: int) -> Ite
     make = fail if history.whole(one.arm.name) else unknown
     if p > due:
         yield make("above_boundary", f"{name}, and at most C·⌊(N−1)/C⌋ = {due} can be right", place, evidence)
-    elif p < due:
+    elif p < (boundary(one.tokens, c, drops_last=True) if one.arm.drops_last_block else due):
         code = "hit_dips" if p else "silent_zero"
         if (why := _not_kept(sighting, store, due)) is None:
             yield make(code, f"{name}, expected {due}: it was there", place, evidence)

@@ -236,7 +236,7 @@ def _first_repeat(same: Sequence[Repeat]) -> Iterator[Finding]:
     if hits[0] < max(hits):
         message = f"N={case.tokens}: the first repeat hit {hits[0]} tokens, a later one {max(hits)}"
         yield fail("second_sighting_missed", message, case.place, evidence)
-    elif not max(hits) and boundary(case.tokens, _interval(case.arm)):
+    elif not max(hits) and boundary(case.tokens, _interval(case.arm), drops_last=case.arm.drops_last_block):
         yield unknown("never_hit", f"N={case.tokens}: no repeat hit anything", case.place, evidence)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from samestate.checks.base import CheckResult, Finding, Place
-from samestate.checks.boundary import Reload, expected_ranks, reloads
+from samestate.checks.boundary import Reload, expected_ranks, nothing_due, reloads
 from samestate.checks.credit import credits_agree
 from samestate.checks.history import ArmHistory, History, Load
 from samestate.checks.parts import load_parts, save_parts
@@ -24,8 +24,13 @@ def transfers(history: History) -> CheckResult:
     """Loads, counters, lookups and resets of every reload of the candidate; saves of the arm."""
     arm = history.arm(CANDIDATE)
     ranks = expected_ranks(arm)
-    checked = reloads(history)
     findings: list[Finding] = []
+    checked = []
+    for reload in reloads(history):
+        if nothing_due(history, reload) and _no_hit(arm, reload):
+            findings += _lookup(arm, reload)
+        else:
+            checked.append(reload)
     good = moved = 0
     for reload in checked:
         counters = _counters(arm, reload, whole=history.whole(CANDIDATE))
@@ -41,6 +46,11 @@ def transfers(history: History) -> CheckResult:
         f"{arm.saves.submitted - len(arm.saves.open)}/{arm.saves.submitted} saves completed"
     )
     return conclude(CHECK, findings, unit="reloads", examined=len(checked), summary=summary)
+
+
+def _no_hit(arm: ArmHistory, reload: Reload) -> bool:
+    """The engine counts that nothing came from outside."""
+    return arm.counter(reload.op, EXTERNAL_HITS) == 0
 
 
 def rank_bytes(loads: Mapping[int, Sequence[Load]]) -> dict[int, int]:

@@ -401,6 +401,8 @@ LOCAL_QUERIES = "vllm:prefix_cache_queries"
 LOCAL_HITS = "vllm:prefix_cache_hits"
 EXTERNAL_QUERIES = "vllm:external_prefix_cache_queries"
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
+DROPS_LAST_BLOCK = "speculative_config.use_eagle_block_drop"
+"""Effective setting: whether a hit gives up its last whole block, so that drafts (EAGLE, MTP) have hidden states."""
 COUNTERS = (PREEMPTIONS, LOCAL_QUERIES, LOCAL_HITS, EXTERNAL_QUERIES, EXTERNAL_HITS)
 
 

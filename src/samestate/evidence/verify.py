@@ -40,6 +40,7 @@ CONTROL, CANDIDATE, REFERENCE = "control", "candidate", "reference-control"
 PREEMPTIONS = "vllm:num_preemptions"
 LOCAL_HITS = "vllm:prefix_cache_hits"
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
+DROPS_LAST_BLOCK = "speculative_config.use_eagle_block_drop"
 
 # --- the words of the format: name:type, where a name that ends in = may be absent -----------------
 # integer, count, hash, text, scalar, number, bool as in the document; ? or null, [] list of, {} object of;
@@ -1489,10 +1490,31 @@ def boundary(question: Question) -> Result:
     absent = lacking(arm, arm.ranks)
     if absent is not None:
         findings.append((UNKNOWN, f"rank {absent} never registered its cache"))
-    reloads = question.generations("reload")
+    reloads = [one for one in question.generations("reload") if not nothing_due(question, arm, one)]
     for one in reloads:
         findings += [(verdict, f"{one.op}: {said}") for verdict, said in restored(question, arm, one)]
     return conclude("boundary", findings, len(reloads), f"{len(reloads)} reloads on {len(arm.ranks)} ranks")
+
+
+def due(n: int, c: int, arm: Arm) -> int:
+    """B that a prompt must be restored to: an engine with drafts of EAGLE or MTP gives up the last whole block."""
+    if n < 1 or c < 1:
+        raise Missing(f"no boundary for N={n} and C={c}")
+    return c * max(n // c - 1, 0) if drops_last_block(arm) else c * ((n - 1) // c)
+
+
+def drops_last_block(arm: Arm) -> bool:
+    return arm.engine["settings"].get(DROPS_LAST_BLOCK) is True
+
+
+def nothing_due(question: Question, arm: Arm, one: Operation) -> bool:
+    """The prompt's only whole block was given up, and nothing was restored: it was computed again."""
+    if not drops_last_block(arm) or due(one.tokens, question.c, arm):
+        return False
+    output, rows = arm.output(one.op), arm.schedule(one.op)
+    if output is None or not rows:
+        return False
+    return rows[0].start == 0 and not arm.loads.get(output["request"])
 
 
 def lacking(arm: Arm, ranks: Collection[int]) -> int | None:
@@ -1532,7 +1554,7 @@ def restored(question: Question, arm: Arm, one: Operation) -> Iterator[Finding]:
         if rank in arm.ranks:
             parts = [part for load in mine for part in load.rec["parts"] if part["pages"]]
             yield from reaching(arm.ranks[rank], parts, reached[rank], whole)
-    yield from credited(one.tokens, question.c, rows, distinct, whole)
+    yield from credited(one.tokens, due(one.tokens, question.c, arm), rows, distinct, whole)
 
 
 def reaching(registered: dict[str, Any], parts: list[dict[str, Any]], b: int | None, whole: bool) -> Iterator[Finding]:
@@ -1554,15 +1576,13 @@ def reaching(registered: dict[str, Any], parts: list[dict[str, Any]], b: int | N
             yield (FAIL if whole else UNKNOWN), f"rank {rank}: pages of group {group} reach to {max(ends)} of {b}"
 
 
-def credited(n: int, c: int, rows: Rows, distinct: set[int], whole: bool) -> Iterator[Finding]:
+def credited(n: int, expected: int, rows: Rows, distinct: set[int], whole: bool) -> Iterator[Finding]:
     """B, p and the scheduled tokens against the strict prefix.
 
     A load or step that is not recorded can only make B seem too small and p too large: these fail in a whole record
     alone.
     """
-    if n < 1 or c < 1:
-        raise Missing(f"no boundary for N={n} and C={c}")
-    expected, p, short = c * ((n - 1) // c), rows[0].start, (FAIL if whole else UNKNOWN)
+    p, short = rows[0].start, (FAIL if whole else UNKNOWN)
     if distinct == {n} and rows[0][:2] == (n - 1, 1):
         yield FAIL, f"[0, {n}) restored, {p} tokens credited: the last token is applied twice"
         return
@@ -1947,8 +1967,11 @@ def transfers(question: Question) -> Result:
     arm, findings = question.arm(CANDIDATE), list[Finding]()
     tables = {rank: Tables(registered) for rank, registered in arm.ranks.items()}
     twins = same_prompts(arm)
-    reloads = question.generations("reload")
-    for one in reloads:
+    reloads = list[Operation]()
+    for one in question.generations("reload"):
+        if nothing_due(question, arm, one) and arm.counter(one.op, EXTERNAL_HITS) == 0:
+            continue
+        reloads.append(one)
         output = arm.output(one.op)
         request = output["request"] if output else ""
         loads = arm.loads.get(request, {}) if output else {}
@@ -2054,9 +2077,10 @@ def credits(question: Question, arm: Arm) -> Iterator[Finding]:
         if one.name != "reload":
             continue
         allocated = [given["external_tokens"] for given in arm.allocated.get(request, ())]
-        if not allocated:
+        external = p - arm.local(request)
+        if not allocated and external:
             yield UNKNOWN, f"{name}: no allocation for its load is recorded"
-        elif max(allocated) != p - arm.local(request):
+        elif max(allocated, default=0) != external:
             yield short, f"{name}: blocks were allocated for {max(allocated)} external tokens, {p} are credited"
 
 
@@ -2428,7 +2452,7 @@ def local_hits(question: Question) -> Result:
             continue
         if hits[0] < max(hits):
             findings.append((FAIL, f"{same[0].op} hit {hits[0]} tokens, a later repeat {max(hits)}"))
-        elif not max(hits) and same[0].n > arm.engine["checkpoint_interval"]:
+        elif not max(hits) and due(same[0].n, arm.engine["checkpoint_interval"], arm):
             findings.append((UNKNOWN, f"{same[0].case}: no repeat hit anything"))
     return conclude("local-hits", findings, len(checked), f"{len(checked)} repeats")
 

@@ -100,14 +100,18 @@ def _marker_workload(plan: Plan, markers: MarkerPlan) -> Workload:
     )
 
 
-def boundary(n: int, c: int) -> int:
+def boundary(n: int, c: int, *, drops_last: bool = False) -> int:
     """B under the strict prefix: the last checkpoint before the last token of `n`.
 
     C·⌊(N−1)/C⌋, so 0 ≤ B ≤ N−1 and N−B ≥ 1. Whether that checkpoint exists is another
-    question. Raises ValueError unless n ≥ 1 and c ≥ 1.
+    question. With `drops_last` the engine computes the last whole block again, for drafts that come
+    from its hidden states (EAGLE, MTP): C·max(0, ⌊N/C⌋−1) (`get_mamba_prefill_checkpoint_position`,
+    vllm/v1/kv_cache_interface.py). Raises ValueError unless n ≥ 1 and c ≥ 1.
     """
     if n < 1 or c < 1:
         raise ValueError(f"N and C must be at least 1, got N={n}, C={c}")
+    if drops_last:
+        return c * max(n // c - 1, 0)
     return c * ((n - 1) // c)
 
 

@@ -12,7 +12,7 @@ import vllm
 from vllm.config import ModelConfig, VllmConfig
 
 from samestate.engines.children.identity import own_process
-from samestate.evidence.records import Scalar
+from samestate.evidence.records import DROPS_LAST_BLOCK, Scalar
 
 RECORDED_ENVIRONMENT = (
     "OMP_NUM_THREADS",
@@ -51,9 +51,10 @@ def effective_settings(config: VllmConfig) -> dict[str, Scalar]:
     settings["kv_transfer_config.kv_connector"] = transfer.kv_connector if transfer else None
     settings["kv_transfer_config.kv_role"] = transfer.kv_role if transfer else None
     settings["kv_transfer_config.kv_load_failure_policy"] = transfer.kv_load_failure_policy if transfer else None
-    settings["speculative_config.num_speculative_tokens"] = (
-        config.speculative_config.num_speculative_tokens if config.speculative_config else 0
-    )
+    drafts = config.speculative_config
+    settings["speculative_config.num_speculative_tokens"] = drafts.num_speculative_tokens if drafts else 0
+    settings["speculative_config.method"] = drafts.method if drafts else None
+    settings[DROPS_LAST_BLOCK] = drafts.use_eagle_block_drop() if drafts else False
     settings.update({f"env.{name}": os.environ[name] for name in RECORDED_ENVIRONMENT if name in os.environ})
     return settings
 

@@ -24,18 +24,19 @@ class Place(NamedTuple):
     block: int
 
 
-def chunk_end(start: int, prompt_tokens: int, block: int, limit: int) -> int:
+def chunk_end(start: int, prompt_tokens: int, block: int, limit: int, *, drops_last: bool = False) -> int:
     """Where vLLM ends the prefill chunk that begins at `start` (``_mamba_block_aligned_split``).
 
     At most `limit` tokens; never past the last multiple of `block` at or below
-    ``prompt_tokens - 1`` without a stop there. Without speculation and shared-prefix stops.
+    ``prompt_tokens - 1`` without a stop there; with `drops_last` (EAGLE, MTP) that is one below the last multiple
+    at or below `prompt_tokens`. Without shared-prefix stops.
     """
     end = min(prompt_tokens, start + limit)
     if end < prompt_tokens:
         aligned = end // block * block
         if aligned > start or block <= limit:
             end = aligned
-    stops = [(prompt_tokens - 1) // block * block]
+    stops = [(prompt_tokens // block - 1) * block if drops_last else (prompt_tokens - 1) // block * block]
     if start % block:
         stops.append((start // block + 1) * block)
     return min((stop for stop in stops if start < stop < end), default=end)
@@ -99,8 +100,18 @@ class Pool:
 class Sequence:
     """A request in flight: tokens, prefix hashes of its full blocks, block tables of all groups."""
 
-    def __init__(self, request: str, tokens: list[int], output_tokens: int, block_size: int, salt: str | None) -> None:
+    def __init__(
+        self,
+        request: str,
+        tokens: list[int],
+        output_tokens: int,
+        block_size: int,
+        salt: str | None,
+        *,
+        drops_last: bool = False,
+    ) -> None:
         self.request = request
+        self._drops_last = drops_last
         self.salt = sha256_hex(salt.encode()) if salt else ""
         self.tokens = tokens
         self.prompt = len(tokens)
@@ -133,7 +144,9 @@ class Sequence:
 
     def longest(self, first: int, limit: int, held: Callable[[int, int], bool]) -> int:
         """Tokens of the longest whole-block prefix within `limit` whose pages from slot `first` on
-        and whose states are `held`, by group and slot; 0 if none."""
+        and whose states are `held`, by group and slot; 0 if none. Not the last whole block, where that is dropped."""
+        if self._drops_last:
+            limit = min(limit, (len(self.tokens) // self.block_size - 1) * self.block_size)
         full = first
         while full < limit // self.block_size and held(ATTENTION, full):
             full += 1

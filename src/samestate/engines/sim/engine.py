@@ -147,7 +147,8 @@ class SimEngine(Engine):
             raise EngineError(f"{prompt} prompt tokens: max_model_len allows 1 to that less {output_tokens}")
         self._requests += 1
         name = f"{ask.request}-{self._requests:08x}"
-        return Sequence(name, list(ask.token_ids), output_tokens, self._settings.block_size, ask.salt)
+        drops = bool(self._settings.eagle_block_drop)
+        return Sequence(name, list(ask.token_ids), output_tokens, self._settings.block_size, ask.salt, drops_last=drops)
 
     def _choose_conduct(self, fault: str | None) -> Conduct:
         if fault is None:

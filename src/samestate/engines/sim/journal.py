@@ -12,6 +12,7 @@ from samestate.engines.sim.blocks import Place
 from samestate.engines.sim.state import ATTENTION, EOS, STATE_GROUPS, Rank, Settings
 from samestate.evidence.controls import CONTROLS
 from samestate.evidence.records import (
+    DROPS_LAST_BLOCK,
     AnyRecord,
     Control,
     EngineGroup,
@@ -144,6 +145,8 @@ def describe(spec: EngineSpec, settings: Settings, process: str, *, audited: boo
     }
     if settings.num_speculative_tokens:
         effective["speculative_config.num_speculative_tokens"] = settings.num_speculative_tokens
+    if settings.eagle_block_drop:
+        effective[DROPS_LAST_BLOCK] = True
     return EngineStarted(
         engine="sim",
         process=process,

@@ -185,7 +185,8 @@ class Scheduler:
     def _chunk_end(self, sequence: Sequence, start: int, budget: int) -> int:
         if start >= len(sequence.tokens) - 1:
             return start + 1
-        return chunk_end(start, len(sequence.tokens), self._settings.block_size, budget)
+        drops = bool(self._settings.eagle_block_drop)
+        return chunk_end(start, len(sequence.tokens), self._settings.block_size, budget, drops_last=drops)
 
     def _wanted(self, row: Row) -> int:
         """Blocks for a row; a step with drafts may need the states of two slots."""

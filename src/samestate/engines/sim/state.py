@@ -53,6 +53,8 @@ class Settings(NamedTuple):
     num_gpu_blocks: int
     """Block 0, the null block, included."""
     num_speculative_tokens: int
+    eagle_block_drop: int
+    """1: as with drafts of EAGLE or MTP, a hit gives up its last whole block."""
 
     @classmethod
     def of(cls, spec: EngineSpec) -> Settings:
@@ -83,6 +85,7 @@ class Settings(NamedTuple):
             count("tensor_parallel_size", 1),
             count("num_gpu_blocks_override", two_requests),
             count("num_speculative_tokens", 0, least=0),
+            count("eagle_block_drop", 0, least=0),
         )
 
     @property
