@@ -299,7 +299,7 @@ def test_shutdown_drains_and_reaches_vllm_even_when_the_device_fails(monkeypatch
 
 @pytest.mark.parametrize(
     ("pieces", "piece", "left"),
-    [(128, 2 * MIB, True), (1, 256 << 10, True), (4096, 255 << 10, False), (1, 64 << 10, False)],
+    [(128, 2 * MIB, True), (1, MIB, True), (4096, 1023 << 10, False), (1, 64 << 10, False)],
 )
 def test_jobs_of_large_pieces_are_left_to_the_copy(pieces: int, piece: int, left: bool) -> None:
     assert left_to_copy(JobSize(0, pieces, pieces * piece)) is left
