@@ -271,7 +271,8 @@ def test_a_job_is_counted_by_pieces_bytes_and_spans() -> None:
         (64 * KIB, 2048 * KIB, False),
         (255 * KIB, 256 * KIB, False),
         (64 * KIB, 255 * KIB, True),
-        (512 * KIB, 2048 * KIB, True),
+        (512 * KIB, 2048 * KIB, False),
+        (1024 * KIB, 2048 * KIB, True),
     ],
 )
 def test_auto_stages_small_pieces_of_large_spans(piece: int, span: int, left: bool) -> None:
