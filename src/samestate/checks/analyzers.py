@@ -56,6 +56,7 @@ from samestate.checks import (
     reuse,
     scenario,
     settings,
+    sources,
     steps,
     storages,
     topology,
@@ -494,7 +495,7 @@ def _probe_checks(analyzer_id: str) -> dict[str, Check]:
 
 
 def _cold_equality(history: History) -> CheckResult:
-    return scenario.cold_equality(history, provenance.impossible(history))
+    return scenario.cold_equality(history, provenance.impossible(history), unlike=sources.unlike_sources(history))
 
 
 def _shared_prefix_checks(analyzer_id: str) -> dict[str, Check]:

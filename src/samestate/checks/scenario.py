@@ -1,8 +1,8 @@
 """The generations of a scenario, and ``cold-equality``: each against the control's cold run of the same prompt.
 
 The control computes every prompt alone and whole; a candidate reuses what its scenario left behind, so its steps are at
-best a part of the cold run's. Where they are not, unequal tokens cannot be laid to reuse, unless the state that was
-reused cannot be right (`provenance`).
+best a part of the cold run's. Where they are not, nor those that computed what it reused (`sources`), unequal tokens
+cannot be laid to reuse, unless the state that was reused cannot be right (`provenance`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from samestate.checks.base import CheckResult, Finding, Place, Verdict
 from samestate.checks.boundary import by_rank, restored
 from samestate.checks.equality import first_difference, wrong_length
-from samestate.checks.geometry import mismatch, missing_steps
+from samestate.checks.geometry import Mismatch, mismatch, missing_steps
 from samestate.checks.history import ArmHistory, History, Load, MissingEvidence, Row, Schedule
 from samestate.checks.prefix_identity import content_boundaries
 from samestate.checks.prefixes import Prefixes
@@ -155,23 +155,27 @@ class Excuse(NamedTuple):
 Excused = Callable[[Generation, int], Excuse | None]
 """Of a generation and the first token that differs; None: nothing excuses it."""
 
+Unlike = Callable[[Generation], Mismatch | None]
+"""How what a generation reused was computed in other steps than the cold run's; None: it was not."""
+
 
 def cold_equality(
     history: History,
     impossible: set[tuple[str, str]],
     check: str = COLD_EQUALITY,
     excused: Excused = lambda one, difference: None,
+    unlike: Unlike = lambda one: None,
 ) -> CheckResult:
     """Every generation of every candidate against the cold one, token by token.
 
     `impossible`: arm and operation of those whose reused state cannot be right. `excused`: differences that are
-    unknown, whatever their steps, under codes of their own.
+    unknown, whatever their steps, under codes of their own. `unlike`: asked last, of differences after the same steps.
     """
     checked = generations(history, history.candidates)
     findings: list[Finding] = []
     equal, wrong = 0, ""
     for generation in checked:
-        found = list(_equal(history, generation, checked, impossible, excused))
+        found = list(_equal(history, generation, checked, impossible, excused, unlike))
         equal += not found
         findings += found
         difference = first_unequal(history, generation)
@@ -187,6 +191,7 @@ def _equal(
     others: Sequence[Generation],
     impossible: set[tuple[str, str]],
     excused: Excused,
+    unlike: Unlike,
 ) -> Iterator[Finding]:
     cold_name = cold_op(one.prompt)
     cold, output = history.arm(CONTROL).output(cold_name), one.output
@@ -220,7 +225,7 @@ def _equal(
     if beside:
         message += f", and cannot be attributed: it ran in steps with {', '.join(beside)}"
         yield unknown("geometry_mismatch", message, one.place, evidence)
-    elif parted:
+    elif parted := parted or unlike(one):
         message += f", and cannot be attributed: {parted.message}"
         yield unknown("geometry_mismatch", message, one.place, [*evidence, *parted.evidence])
     else:

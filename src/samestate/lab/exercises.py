@@ -159,6 +159,9 @@ def _shared() -> Plan:
         _step("trunk", salt="another", path="cold"),
         RESET,
         _step("trunk", salt="another", path="external"),
+        # The same tokens as in the batch, alone: equal pages show that company does not change what is computed.
+        RESET,
+        _step("left", salt="alone", path="cold"),
     ]
     return _scenario(prompts, steps, tensor_parallel_size=2)
 

@@ -190,7 +190,7 @@ DRILLS: dict[str, Drill] = {
     ),
     "stored-never-served": _again("stored-never-served", "any"),
     "third-sighting": _drill("third-sighting", "!a cold", "!a", "!a external", "a external"),
-    "wrong-grid": _drill("wrong-grid", "!ab cold", "!b external", "a external"),
+    "wrong-grid": _drill("wrong-grid", "!ab cold", "!b external", "a external", "a cold salt=alone"),
     # One prompt is over at once, and three want its blocks while they are still to be saved.
     "overwritten-before-read": _drill("overwritten-before-read", "!a cold outputs=1", "+!bcd cold outputs=1"),
     "duplicate-keeps-damage": _drill("duplicate-keeps-damage", "!a cold", "!a cold", "a external"),
