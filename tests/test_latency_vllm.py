@@ -58,6 +58,29 @@ def test_one_pair_of_served_engines_passes_and_names_every_path(tiny_model: Path
         assert {sum(event.tokens for event in one.events) for one in timed} == {8}
 
 
+@pytest.mark.regression
+def test_served_engines_of_two_ranks_load_on_both(tiny_model: Path, tmp_path: Path) -> None:
+    """A served engine of several ranks did not start on CPU where the host has one memory node."""
+    plan = load("latency")
+    assert plan.latency is not None
+    update = {
+        "lengths": ["C+1"],
+        "output_tokens": 4,
+        "repetitions": ["forward"],
+        "latency": plan.latency.model_copy(update={"trials": 1, "warmups": 0}),
+        "engine": plan.engine.model_copy(update={"serve_args": ["--tensor-parallel-size", "2"]}),
+    }
+    plan = freeze(plan.model_copy(update=update), source_sha256(plan.analyzer.id))
+    request = RunRequest(
+        plan, tiny_model, tmp_path / "archive", ServedVllm, None, None, None, list(plan.engine.serve_args)
+    )
+    judgement = judge(Archive.open(run_plan(request, Silent()).archive))
+    assert judgement.verdict is Verdict.PASS, [one for one in judgement.results if one.verdict is not Verdict.PASS]
+    assert judgement.latency is not None
+    assert [one.rank for one in judgement.latency.copies] == [0, 1]
+    assert {one.condition: one.actual for one in judgement.latency.attempted}["ON reload"] == {"external-memory": 1}
+
+
 def test_engines_side_by_side_take_turns_and_pass(tiny_model: Path, tmp_path: Path) -> None:
     plan = load("latency")
     assert plan.latency is not None

@@ -46,8 +46,11 @@ def main() -> None:
     from vllm.entrypoints.launchers.api_server import entry
     from vllm.logger import configure_logging_from_args
 
+    from samestate.engines.children.cores import bind_ranks
+
     moved("cli_env_setup")()
     args = _arguments(serve)
+    bind_ranks(args.tensor_parallel_size)
     if serve.core is not None:
         _watch_core(serve.core, args)
     configure_logging_from_args(args)
