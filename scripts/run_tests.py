@@ -7,18 +7,58 @@ both runs pass, else the first that is not 0.
 
 from __future__ import annotations
 
+import ast
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 PYTEST = (sys.executable, "-m", "pytest")
-NOT_HERE = "not lmcache and not soak and not deep"
+ELSEWHERE = ("lmcache", "soak", "deep")
+NOT_HERE = " and ".join(f"not {mark}" for mark in ELSEWHERE)
 SPREAD = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--durations", "25")
 WITHOUT_ENGINE = (*SPREAD, "-m", f"not vllm and {NOT_HERE}")
 WITH_ENGINE = ("-o", "cache_dir=.pytest_cache/engines", "-m", f"vllm and {NOT_HERE}")
+TESTS = Path(__file__).parents[1] / "tests"
 SECONDS = 30
+
+
+def with_engines(tests: Path = TESTS) -> list[Path]:
+    """The files that have tests for the run with engines. To read them all would mean to import torch and vLLM.
+
+    It goes by their text. tests/conftest.py refuses a file which has such a test and is not named here.
+    """
+    return sorted(path for path in tests.rglob("test_*.py") if is_for_engines(path.read_text(encoding="utf-8")))
+
+
+def is_for_engines(text: str) -> bool:
+    """Whether a file of tests, by its text, has one that needs an engine and is not left to another run."""
+    if "mark.vllm" not in text:
+        return False
+    everywhere, *groups = _marks(ast.parse(text))
+    return any(
+        "mark.vllm" in marks and not any(f"mark.{mark}" in marks for mark in ELSEWHERE)
+        for marks in (everywhere + group for group in ("", *groups))
+    )
+
+
+def _marks(module: ast.Module) -> Iterator[str]:
+    """The source of marks: the module's own, and then those that are given together.
+
+    What one case of several is marked with (`parametrize`) is a group of its own: it takes nothing from the others.
+    """
+    named = [node for node in module.body if isinstance(node, ast.Assign)]
+    own = [node for node in named if ast.unparse(node.targets[0]) == "pytestmark"]
+    yield "".join(ast.unparse(node.value) for node in own)
+    yield from (ast.unparse(node.value) for node in named if node not in own)
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            given = [ast.unparse(one) for one in node.decorator_list]
+            yield "".join(one for one in given if "parametrize" not in one)
+        elif isinstance(node, ast.keyword) and node.arg == "marks":
+            yield ast.unparse(node.value)
 
 
 def side_by_side(spoken: Sequence[str], kept: Sequence[str]) -> int:
@@ -50,4 +90,4 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(side_by_side((*PYTEST, *WITHOUT_ENGINE), (*PYTEST, *WITH_ENGINE)))
+    sys.exit(side_by_side((*PYTEST, *WITHOUT_ENGINE), (*PYTEST, *WITH_ENGINE, *map(str, with_engines()))))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import runpy
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from interpreted import Interpreter, interpreting
 from quiet import Silent
 from samestate.checks.analyzers import source_sha256
 from samestate.engines.vllm import VllmEngine, available
@@ -28,6 +30,7 @@ SHORT = 16
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    require_in_sight(items)
     if available():
         return
     for item in items:
@@ -35,10 +38,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="vLLM is not installed"))
 
 
+def require_in_sight(items: Iterable[pytest.Item]) -> None:
+    """Raise UsageError where `make test` would run a test on an engine and does not see it in its file's text."""
+    run = runpy.run_path(str(Path(__file__).parents[1] / "scripts/run_tests.py"))
+    here = [item for item in items if not any(map(item.get_closest_marker, run["ELSEWHERE"]))]
+    files = {item.path for item in here if item.get_closest_marker("vllm")}
+    if unseen := [path for path in files if not run["is_for_engines"](path.read_text(encoding="utf-8"))]:
+        named = ", ".join(map(str, sorted(unseen)))
+        raise pytest.UsageError(f"{named}: has tests with the mark vllm; write pytest.mark.vllm in the file itself")
+
+
 def frozen(name: str, **changes: object) -> Plan:
     """A shipped plan, perhaps with changes, frozen under the analyzer that is running."""
     plan = load(name).model_copy(update=changes)
     return freeze(plan, source_sha256(plan.analyzer.id))
+
+
+@pytest.fixture(scope="session")
+def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
+    """Runs programs over Triton's interpreter. Needs torch and Triton."""
+    with interpreting(tmp_path_factory.mktemp("interpreted")) as interpreter:
+        yield interpreter
 
 
 @pytest.fixture(scope="session")

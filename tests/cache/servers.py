@@ -60,6 +60,7 @@ class Server:
         self.port = free_port()
         self._folder = folder
         self._certificates = certificates
+        self._lasting: valkey.Valkey | None = None
         listen = ["--port", str(self.port)]
         if certificates:
             listen = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
@@ -85,6 +86,8 @@ class Server:
                 time.sleep(0.02)
 
     def kill(self) -> None:
+        if self._lasting:
+            self._lasting.close()
         self._process.kill()
         self._process.wait()
 
@@ -97,12 +100,16 @@ class Server:
 
     @contextmanager
     def client(self) -> Iterator[valkey.Valkey]:
-        tls: dict[str, Any] = {}
-        if self._certificates:
-            tls = {"ssl": True, "ssl_ca_certs": str(self._certificates.ca)}
-        client = valkey.Valkey(port=self.port, password=self._password, host="127.0.0.1", **tls)
-        with closing(client):
-            yield client
+        """A new one; with certificates always the same, which reads all that the machine trusts as it connects."""
+        if self._certificates is None:
+            with closing(self._connect()) as client:
+                yield client
+        else:
+            self._lasting = self._lasting or self._connect(ssl=True, ssl_ca_certs=str(self._certificates.ca))
+            yield self._lasting
+
+    def _connect(self, **tls: Any) -> valkey.Valkey:
+        return valkey.Valkey(port=self.port, password=self._password, host="127.0.0.1", **tls)
 
 
 class InServer(Kept):

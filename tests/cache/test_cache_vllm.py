@@ -14,7 +14,6 @@ import pytest
 
 from samestate.cache.envelope import HEADER_BYTES
 
-pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 CHILD = Path(__file__).with_name("engine_child.py")

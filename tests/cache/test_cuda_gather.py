@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 np = pytest.importorskip("numpy")
@@ -24,6 +19,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
+from interpreted import Interpreter
 from samestate.cache import cuda_gather, cuda_loads
 from samestate.cache.cuda_gather import CHUNK_BYTES, Gather, JobSize
 
@@ -98,16 +94,18 @@ assert not gather.trial(torch.device("cpu")), "a trial that leaves bytes out pas
 
 
 @pytest.mark.parametrize("program", [KERNEL, BROKEN], ids=["kernel", "broken"])
-def test_interpreted(program: str) -> None:
-    """Triton decides at its import whether it compiles or interprets: a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(cuda_gather.__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def test_interpreted(interpreter: Interpreter, program: str) -> None:
+    done = interpreter.run(program)
+    assert done.returncode == 0, done.said
+
+
+def test_a_program_that_fails_says_so_and_leaves_nothing_to_the_next(interpreter: Interpreter) -> None:
+    failed = interpreter.run("import torch; torch.left = 1; print('said'); assert torch.left == 2, 'not two'")
+    assert failed.returncode == 1
+    assert "said" in failed.said and "AssertionError: not two" in failed.said
+    assert interpreter.run("import os; os.kill(os.getpid(), 9)").returncode == -9
+    assert interpreter.run("raise SystemExit(0)").returncode == 1, "a program that does not come to its end"
+    assert interpreter.run("import torch; assert not hasattr(torch, 'left')") == (0, "")
 
 
 @pytest.mark.slow

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +27,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from cache.cuda_streams import Device, SimulatedCopy, SimulatedLane, SimulatedStaged, load
+from interpreted import Interpreter
 from samestate.cache import cuda_loads, cuda_staged
 from samestate.cache.cuda_gather import CHUNK_BYTES, JobSize
 from samestate.cache.cuda_loads import CudaLoads, left_to_copy
@@ -349,17 +347,10 @@ for pages, slab_bytes in (([4096, 64, 20000], 16384), ([24, 40], 1024), ([1000],
 """
 
 
-def test_interpreted() -> None:
-    """The kernel itself, in a process of its own: Triton decides at its import whether it interprets."""
-    path = os.pathsep.join(map(str, (Path(cuda_staged.__file__).parents[2], Path(__file__).parents[1])))
-    done = subprocess.run(
-        [sys.executable, "-c", KERNEL],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def test_interpreted(interpreter: Interpreter) -> None:
+    """The kernel itself."""
+    done = interpreter.run(KERNEL)
+    assert done.returncode == 0, done.said
 
 
 def region_worker(row: int, piece: int, rows: int, mode: str) -> tuple[Any, list[torch.Tensor]]:

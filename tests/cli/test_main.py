@@ -7,12 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import samestate as package
+from samestate.cli.commands import COMMANDS, Shelf, samestate
+from samestate.cli.failures import WRITTEN, explain
 
 PATH = {"PYTHONPATH": str(Path(package.__file__).parent.parent)}
 PROGRAM = [sys.executable, "-m", "samestate"]
@@ -45,6 +48,7 @@ main(sys.argv[2:])
 HEAVY = ("fsspec", "httpx", "lmcache", "numpy", "pyarrow", "torch", "transformers", "valkey", "vllm", "xxhash")
 STARTED = f"""
 import sys
+from importlib import import_module
 from samestate.cli.main import main
 try:
     main(sys.argv[1:])
@@ -156,3 +160,26 @@ def test_a_run_into_a_path_that_is_no_text(checkpoint: Path, tmp_path: Path) -> 
     assert program(*run, out).returncode == 0
     done = program(*run, f"{out}2", "--json")
     assert json.loads(done.stdout.decode())["archive"] == f"{tmp_path}/s\\xff2"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["nosuch"]])
+def test_a_command_waits_for_no_other(arguments: list[str]) -> None:
+    """Nor one that is not there."""
+    listed = STARTED.replace(repr(HEAVY), repr(("samestate.checks.analyzers", "samestate.cli.run", *HEAVY)))
+    done = started([sys.executable, "-c", listed, *arguments])
+    assert done.stderr.decode().splitlines()[-1].strip() == ""
+
+
+@pytest.mark.parametrize("module", WRITTEN)
+def test_errors_that_are_written_to_be_read_are_where_it_is_said(module: str) -> None:
+    error = getattr(import_module(module), WRITTEN[module])
+    assert issubclass(error, Exception) and error.__module__ == module
+    assert explain(error("a line"), "").message == "a line"
+
+
+def test_every_command_is_of_its_own_module() -> None:
+    assert {name: command.name for name, command in samestate.commands.items()} == {name: name for name in COMMANDS}
+    taken = Shelf(dict(COMMANDS))
+    assert taken.pop("check") is samestate.commands["check"] and "check" not in taken
+    taken["check"] = samestate.commands["check"]
+    assert len(taken) == len(COMMANDS) and taken["check"] is samestate.commands["check"]

@@ -34,7 +34,7 @@ def test_a_swap_behind_vllm_router(tmp_path: Path) -> None:
                 assert done.exit_code == 0, done.output
                 assert traffic.answered > 20 and traffic.failed == []
                 assert house.judged().operational is Verdict.PASS
-                urls = httpx.get(f"http://127.0.0.1:{port}/list_workers", trust_env=False).json()["urls"]
+                urls = httpx.get(f"http://127.0.0.1:{port}/list_workers", trust_env=False, verify=False).json()["urls"]
                 assert sorted(urls) == sorted(workers)
             finally:
                 router.terminate()

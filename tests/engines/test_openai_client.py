@@ -5,12 +5,23 @@ from __future__ import annotations
 import errno
 import json
 import socket
+import ssl
 import threading
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from samestate.engines.openai_client import CHAT, COMPLETIONS, DONE, ClientError, OpenAIClient, address, encoded
+from samestate.engines.openai_client import (
+    CHAT,
+    COMPLETIONS,
+    DONE,
+    ClientError,
+    OpenAIClient,
+    address,
+    encoded,
+    needs_certificates,
+)
 
 from .serving import ANSWER, CHOICE, Played, free_port, playing, said, streamed
 
@@ -293,3 +304,34 @@ def test_a_peer_that_has_no_address_any_more_is_that_of_the_url(monkeypatch: pyt
     monkeypatch.setattr("httpcore._backends.sync.SyncStream.get_extra_info", gone)
     with playing(said(ANSWER)) as server, OpenAIClient(server.url) as client:
         assert client.complete(CHAT, BODY).reply.peer == server.url.removeprefix("http://")
+
+
+@pytest.mark.parametrize("scheme", ["https", "HTTPS"])
+def test_a_server_for_whose_certificate_nobody_vouches_is_refused(tmp_path: Path, scheme: str) -> None:
+    pytest.importorskip("cryptography")
+    from cache.servers import make_certificates
+
+    made = make_certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.cert, made.key)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        shaken: list[bool] = []
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                try:
+                    context.wrap_socket(connection, server_side=True).close()
+                except ssl.SSLError:
+                    shaken.append(False)
+                else:
+                    shaken.append(True)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+        with OpenAIClient(url, seconds=20) as client, pytest.raises(ClientError, match=r"(?i)certificate"):
+            client.get("/v1/models")
+        server.join(20)
+    assert shaken == [False]
+    assert not needs_certificates("http://127.0.0.1:8000")

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
@@ -18,6 +13,7 @@ import xxhash
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from interpreted import Interpreter
 from samestate.instruments import device_digests
 from samestate.instruments.device_digests import DeviceDigester, host_mix128, page_facts, torch_sums
 from samestate.instruments.digests import SENTINEL, HostDigester, digester_for
@@ -201,17 +197,10 @@ assert [one.digest for one in facts] == [host_mix128(page.numpy()) for page in p
 """
 
 
-def test_the_kernel_agrees_where_it_is_interpreted() -> None:
-    """Triton decides at its import whether it compiles or interprets: a process of its own."""
+def test_the_kernel_agrees_where_it_is_interpreted(interpreter: Interpreter) -> None:
     pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", KERNEL],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(device_digests.__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = interpreter.run(KERNEL)
+    assert done.returncode == 0, done.said
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

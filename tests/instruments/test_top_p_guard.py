@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,18 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
+from interpreted import Done, Interpreter
 from samestate.evidence import marker_records
 from samestate.evidence.marker_records import SAMPLING_GUARD, SPLIT_TOP_P
 from samestate.instruments import top_p_guard
 from samestate.instruments.top_p_guard import ANCHOR, GuardError, patch, register, require_known
 
+Interpreted = Callable[[str], Done]
 SOURCE = Path(top_p_guard.__file__).parents[2]
 
 
 def child(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Triton decides at its import whether it interprets, and a guard stays on: a process of its own."""
+    """A guard stays on: a process of its own."""
     return subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONPATH": str(SOURCE), **environment},
@@ -32,9 +35,10 @@ def child(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def interpreted(program: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def interpreted(interpreter: Interpreter) -> Interpreted:
     pytest.importorskip("triton")
-    return child(INTERPRETED + program, TRITON_INTERPRET="1")
+    return lambda program: interpreter.run(INTERPRETED + program)
 
 
 INTERPRETED = """
@@ -98,10 +102,10 @@ assert min(seen.values()) >= 5, seen
 """
 
 
-def test_no_row_that_kept_a_token_changes_a_bit() -> None:
+def test_no_row_that_kept_a_token_changes_a_bit(interpreted: Interpreted) -> None:
     """The kernel as it is and as it is patched, both interpreted, on rows of any kind."""
     done = interpreted(PROOF)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.said[-3000:]
 
 
 FORCED = """
@@ -116,10 +120,10 @@ for splits in (1, 2):
 
 
 @pytest.mark.deep
-def test_a_forced_row_keeps_its_token_with_the_guard_and_nothing_without() -> None:
+def test_a_forced_row_keeps_its_token_with_the_guard_and_nothing_without(interpreted: Interpreted) -> None:
     """Rows that are masked whole are among those of the test before it, which is not deep."""
     done = interpreted("KEPT = [0] * 2" + FORCED + "top_p_guard.guard(); KEPT = [1] * 2" + FORCED)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.said[-3000:]
 
 
 REFUSALS = """
@@ -154,9 +158,9 @@ refused("has unknown source")
 """
 
 
-def test_a_source_that_is_not_known_is_refused_and_nothing_is_replaced() -> None:
+def test_a_source_that_is_not_known_is_refused_and_nothing_is_replaced(interpreted: Interpreted) -> None:
     done = interpreted(f"AFTER = {top_p_guard.AFTER!r}" + REFUSALS)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.said[-3000:]
 
 
 @pytest.mark.parametrize("source", ["", ANCHOR * 2])

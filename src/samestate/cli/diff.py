@@ -12,6 +12,7 @@ from rich.text import Text
 
 from samestate.checks.analyzers import Judgement
 from samestate.checks.history import History
+from samestate.cli.compare import diff_call, diff_env, diff_schedule
 from samestate.cli.failures import Failure
 from samestate.cli.judging import judge_archive, stdout_console
 from samestate.evidence.archive import Archive
@@ -119,3 +120,7 @@ def _table(kind: str, changes: list[Change]) -> Table:
     for change in changes:
         table.add_row(*(Text(printable(text)) for text in (change.name, change.a, change.b)))
     return table
+
+
+for _comparison in (diff_schedule, diff_env, diff_call):
+    diff.add_command(_comparison)

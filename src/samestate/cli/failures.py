@@ -5,19 +5,24 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 import click
 
-from samestate.checks.analyzers import AnalyzerError
-from samestate.evidence.archive import ArchiveError
 from samestate.evidence.text import printable
-from samestate.models.catalogue import ModelError
-from samestate.plans.load import PlanError
 
 LOG_LINES = 20
+WRITTEN = {
+    "samestate.checks.analyzers": "AnalyzerError",
+    "samestate.evidence.archive": "ArchiveError",
+    "samestate.models.catalogue": "ModelError",
+    "samestate.models.recipe": "RecipeError",
+    "samestate.plans.errors": "PlanError",
+}
+"""Errors whose line was written to be read, by module: to import them takes longer than most commands."""
 _AS_JSON = "samestate.as_json"
 
 
@@ -86,7 +91,7 @@ def explain(error: BaseException, command: str) -> Failure:
             return Failure(error.format_message())
         case KeyboardInterrupt() | click.Abort():
             return Failure("interrupted")
-        case PlanError() | ArchiveError() | ModelError() | AnalyzerError():
+        case Exception() if _is_written(error):
             return Failure(str(error))
         case BrokenPipeError():
             return Failure("the reader of the output left early")
@@ -100,6 +105,12 @@ def explain(error: BaseException, command: str) -> Failure:
             return Failure(f"unexpected {type(error).__name__}: {error}; SAMESTATE_DEBUG=1 shows the traceback")
         case _:
             raise error
+
+
+def _is_written(error: Exception) -> bool:
+    """Whether its line was written to be read. No error is of a module that is not loaded."""
+    modules = ((sys.modules.get(module), name) for module, name in WRITTEN.items())
+    return any(isinstance(error, getattr(module, name, ())) for module, name in modules)
 
 
 def _on(error: OSError) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from samestate.custody.base import CustodyError
 from samestate.custody.spec import SmokeSpec
-from samestate.engines.openai_client import CHAT, ClientError, OpenAIClient, encoded
+from samestate.engines.openai_client import CHAT, ClientError, OpenAIClient, encoded, needs_certificates
 from samestate.evidence.canonical import sha256_hex
 from samestate.evidence.custody_records import RAW, SmokeDone, When
 from samestate.evidence.whole import write_new
@@ -35,6 +35,7 @@ def smoke(spec: SmokeSpec, when: When, url: str, folder: Path, key: str | None =
             headers=headers | {"Content-Type": "application/json"},
             timeout=SECONDS,
             trust_env=False,
+            verify=needs_certificates(url),
         )
     except httpx.HTTPError as error:
         words = " ".join(str(error).split()) or type(error).__name__

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from samestate.custody.base import Admission, CustodyError, Router, field, missing
 from samestate.custody.spec import RouterSpec
-from samestate.engines.openai_client import ClientError, OpenAIClient
+from samestate.engines.openai_client import ClientError, OpenAIClient, needs_certificates
 from samestate.engines.processes import identity
 from samestate.evidence.canonical import sha256_hex
 from samestate.evidence.custody_records import Field
@@ -96,7 +96,13 @@ class VllmRouter(Router):
         import httpx
 
         try:
-            answer = httpx.post(f"{self._url}/{what}", params={"url": self._worker}, timeout=SECONDS, trust_env=False)
+            answer = httpx.post(
+                f"{self._url}/{what}",
+                params={"url": self._worker},
+                timeout=SECONDS,
+                trust_env=False,
+                verify=needs_certificates(self._url),
+            )
         except httpx.HTTPError as error:
             raise CustodyError(f"router.url: {what}: {error}; is it a vllm-router?") from None
         if answer.status_code != 200:

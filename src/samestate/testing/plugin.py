@@ -63,14 +63,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Only what is left after every -k and -m is run."""
-    from samestate.testing.session import Reloads
-
     lengths = [
         str(item.callspec.params[FIXTURE])
         for item in session.items
         if isinstance(item, pytest.Function) and hasattr(item, "callspec") and FIXTURE in item.callspec.params
     ]
     if lengths:
+        from samestate.testing.session import Reloads
+
         session.config.stash[_RELOADS] = Reloads(_wanted(session.config), list(dict.fromkeys(lengths)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
 from typing import NamedTuple
@@ -29,6 +30,8 @@ STATE_BYTES = 8
 STATE_PAGE = CONV_BYTES + STATE_BYTES
 """Of a state page: the convolution's window, then the recurrence's state."""
 PRIME = 2**61 - 1
+PREFILL = 64
+"""From so many tokens on it takes less time to remember a result than to have it again."""
 
 
 class Part(NamedTuple):
@@ -136,10 +139,9 @@ class Rank:
 
     def advance(self, group: int, page: bytes, tokens: Sequence[int]) -> bytes:
         """The state page after `tokens`, from the one before them. Invertible in every argument."""
-        late = [*array("H", page[:CONV_BYTES]), *tokens]
-        state, factor = int.from_bytes(page[CONV_BYTES:]), self._factor + group
-        for token, before in zip(tokens, late, strict=False):
-            state = (state * factor + token + before + 1) % PRIME
+        late = (*array("H", page[:CONV_BYTES]), *tokens)
+        recurred = _recurred if len(tokens) < PREFILL else _prefilled
+        state = recurred(int.from_bytes(page[CONV_BYTES:]), self._factor + group, late)
         return array("H", late[-WINDOW:]).tobytes() + state.to_bytes(STATE_BYTES)
 
     def attend(self, tokens: Sequence[int], start: int, attention: Sequence[int]) -> None:
@@ -157,7 +159,21 @@ class Rank:
         digest = blake2b(digest_size=16)
         for block in states.values():
             digest.update(self.memory[block][:STATE_PAGE])
-        for slot in range(-(-end // self._block_size)):
-            filled = min(self._block_size, end - slot * self._block_size)
-            digest.update(self.memory[attention[slot]][: filled * SLOT_BYTES])
+        full, rest = divmod(end, self._block_size)
+        size = self._block_size * SLOT_BYTES
+        pages = map(self.memory.__getitem__, attention[:full])
+        digest.update(b"".join(pages if size >= STATE_PAGE else [page[:size] for page in pages]))
+        if rest:
+            digest.update(self.memory[attention[full]][: rest * SLOT_BYTES])
         return digest.digest()
+
+
+def _recurred(state: int, factor: int, late: tuple[int, ...]) -> int:
+    """The recurrence's state after all of `late` but its first `WINDOW` tokens, which were there before."""
+    for token, before in zip(late[WINDOW:], late, strict=False):
+        state = (state * factor + token + before + 1) % PRIME
+    return state
+
+
+_prefilled = lru_cache(maxsize=256)(_recurred)
+"""Both arms, and every request of a prompt, go through the same tokens from the same state."""
