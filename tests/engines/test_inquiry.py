@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,35 @@ def test_a_child_that_says_nothing_is_an_error_with_its_log(
     assert started[0].poll() is not None, "it is reaped"
     if "died" in message:
         assert died.value.log_tail == "last words\n"
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_vllm_reads_its_own_arguments() -> None:
+    """One process for all: what is asked is read where the child would read it."""
+    cases: list[tuple[str, bool, str | None]] = [
+        ("--block-size 1792 -tp 2 --no-enable-prefix-caching", False, None),
+        ("--no-such-flag 1", False, "unrecognized arguments: --no-such-flag 1"),
+        ("--gpu-memory-util 0.5", True, "unrecognized arguments: --gpu-memory-util 0.5"),
+        ("--dtype float23", False, "argument --dtype: invalid choice: 'float23'"),
+        ("--port 8000", False, "unrecognized arguments: --port 8000"),
+        ("--port 8000", True, None),
+        ("--help", False, "a flag among them asks for help; leave it out"),
+        ("--help=all", True, "a flag among them asks for help; leave it out"),
+    ]
+    program = (
+        "import json, sys\n"
+        "from samestate.engines.children.arguments_child import read\n"
+        "from samestate.engines.inquiry import Arguments\n"
+        "print(json.dumps([read(Arguments('m', text.split(), server)).refused for text, server, _ in "
+        "json.loads(sys.argv[1])]))"
+    )
+    command = [sys.executable, "-c", program, json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for (text, _, expected), told in zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        assert told == expected if expected is None else (told or "").startswith(expected), (text, told)
+        assert told is None or "\n" not in told
 
 
 @pytest.mark.vllm

@@ -5,6 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import sys
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +23,13 @@ torch = pytest.importorskip("torch")
 
 from samestate.instruments import environment
 from samestate.instruments.environment import VARIABLES, backends, observed, patched
+
+LOADERS = (
+    (ExtensionFileLoader, EXTENSION_SUFFIXES),
+    (SourceFileLoader, SOURCE_SUFFIXES),
+    (SourcelessFileLoader, BYTECODE_SUFFIXES),
+)
+"""As Python's own finder has them, in its order."""
 
 
 @pytest.fixture
@@ -44,6 +60,58 @@ def test_a_patched_and_a_missing_file_are_named(package: Path) -> None:
     (package / "two.py").unlink()
     found = {one.path: one.sha256 for one in patched(("tiny",))}
     assert found == {"tiny/one.py": hashlib.sha256(b"one = 2\n").hexdigest(), "tiny/two.py": None}
+
+
+SHADOWS = {
+    "a package": "tiny/one/__init__.py",
+    "a package without source": "tiny/one/__init__.pyc",
+    "a compiled package": f"tiny/one/__init__{EXTENSION_SUFFIXES[0]}",
+    "a compiled module": f"tiny/one{EXTENSION_SUFFIXES[-1]}",
+    "a compiled beginning of a package": f"tiny/__init__{EXTENSION_SUFFIXES[0]}",
+}
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("kind", SHADOWS)
+def test_what_python_imports_in_place_of_a_listed_file_is_named(package: Path, kind: str) -> None:
+    if kind.endswith("of a package"):
+        relisted(package, "tiny/__init__.py", b"")
+    assert list(patched(("tiny",))) == []
+    path = package.parent / SHADOWS[kind]
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"one = 3\n")
+    assert [(one.path, one.sha256) for one in patched(("tiny",))] == [
+        (SHADOWS[kind], hashlib.sha256(b"one = 3\n").hexdigest())
+    ]
+    finder = FileFinder(str(package), *LOADERS)
+    found = finder.find_spec("__init__" if kind.endswith("of a package") else "one")
+    assert found is not None and found.origin == str(path), "Python says so too"
+
+
+@pytest.mark.parametrize(
+    "name", ["three.py", "three/__init__.py", "one/other.py", "data.so", "one.txt", "two.pyc", "sub/one.py", "data/x"]
+)
+def test_what_python_does_not_import_in_place_of_a_listed_file_is_no_patch(package: Path, name: str) -> None:
+    (package / name).parent.mkdir(exist_ok=True)
+    (package / name).write_bytes(b"three = 3\n")
+    assert list(patched(("tiny",))) == []
+
+
+def test_a_package_beside_a_module_that_are_both_released_is_no_patch(package: Path) -> None:
+    relisted(package, "tiny/one/__init__.py", b"one = 3\n")
+    assert list(patched(("tiny",))) == []
+    (package / "one" / "__init__.py").write_bytes(b"one = 4\n")
+    assert [one.path for one in patched(("tiny",))] == ["tiny/one/__init__.py"]
+
+
+def relisted(package: Path, name: str, content: bytes) -> None:
+    """Release one file more."""
+    path = package.parent / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    record = package.parent / "tiny-1.0.dist-info" / "RECORD"
+    record.write_text(f"{name},sha256={digest},{len(content)}\n" + record.read_text())
 
 
 @pytest.mark.parametrize("record", [None, "tiny/one.py,,\ntiny/two.py,sha512=abc,8\n"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -11,7 +13,7 @@ from samestate.engines.black_box_budget import Budget
 from samestate.engines.black_box_facts import Facts
 from samestate.evidence.records import OperationName
 from samestate.lab.black_box_interval import IntervalSearch
-from samestate.lab.black_box_prompts import Prompts
+from samestate.lab.black_box_prompts import WORDS, Prompts
 from samestate.lab.black_box_record import Told
 from samestate.plans import black_box as b
 from samestate.plans.lengths import evaluate
@@ -112,6 +114,46 @@ def test_a_prompt_has_its_length_and_its_own_beginning(tokens: int) -> None:
     assert len(first.ids) == first.most == tokens
     assert first == mine.make("t", tokens) and first.ids[:8] != mine.make("u", max(tokens, 8)).ids
     assert tokens == 1 or first.ids[:16] != second.ids[:16]
+
+
+def tags() -> list[str]:
+    """Those of a long probe, and more."""
+    own = [f"{b.CASE}{n}{part}" for n in range(60, 76) for part in ("", "-beside-2", "-interposer")]
+    return ["hello", "hello-1", "hello-2", *(f"{b.SWEEP}{n}" for n in b.sweep_lengths(1 << 16)), *own]
+
+
+@pytest.mark.regression
+def test_no_two_texts_of_a_run_begin_with_the_same_word() -> None:
+    """Over many runs: where C is 1, whatever two prompts begin with alike counts as reused for a new one."""
+    for seed in range(200):
+        prompts = Prompts(box(), f"{seed:016x}", b.TEMPLATE, exact=False)
+        firsts = {prompts.make(tag, 24).text.split()[0] for tag in tags()}
+        assert (len(firsts), prompts.alike) == (len(tags()), 0)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("vocabulary", [40, 100, 50_000])
+def test_no_two_prompts_of_a_run_begin_with_the_same_token_while_there_are_enough(vocabulary: int) -> None:
+    @cache
+    def encode(text: str) -> list[int]:
+        return [int.from_bytes(sha256(word.encode()).digest()[:4]) % vocabulary for word in text.split()]
+
+    class Whole(Box):
+        def encode(self, text: str) -> list[int]:
+            return encode(text)
+
+    some = tags()
+    for seed in range(10):
+        prompts = Prompts(cast(BlackBox, Whole(Budget(1000, 400_000))), f"{seed:016x}", b.TEMPLATE, exact=True)
+        beginnings = {tuple(prompts.make(tag, 24).sent[:2]) for tag in some}
+        assert len(beginnings) == len(some)
+        firsts = len({first for first, _ in beginnings})
+        assert (firsts, prompts.alike) == ((len(some), 0) if vocabulary > 40 else (firsts, len(some) - firsts))
+        assert (vocabulary > 40) == (firsts == len(some))
+
+
+def test_words_part_within_three_letters() -> None:
+    assert len({word[:3] for word in WORDS}) == len(WORDS) == 256
 
 
 def test_a_text_comes_near_its_length_once_the_server_has_counted() -> None:

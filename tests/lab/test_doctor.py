@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from samestate.engines import modules
 from samestate.engines.inquiry import Answer, Inquiry, Refused
 from samestate.lab.doctor import Request, examine
 from samestate.lab.doctor_report import Finding, Report
@@ -133,6 +134,19 @@ def test_layers_that_cannot_be_built_here_say_nothing_of_the_model() -> None:
     report = asked(*SAID, reply=Refused("model", "NotImplementedError: meta"))
     assert (report.values, report.platform, report.exit_code) == ("calculated", "cpu", 3)
     assert (states(report)["engine"], report.interval) == ("unknown", 1792)
+
+
+@pytest.mark.regression
+def test_a_module_that_the_models_class_needs_is_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modules, "find_spec", lambda name: None)
+    refused = Refused("model", "Model architectures ['Qwen3_5ForCausalLM'] failed to be inspected.")
+    told = found(asked(model="qwen3.5-tiny", reply=refused), "engine")
+    assert told is not None and (told.state, "imports torchvision, which is not installed" in told.remedy) == (
+        "unknown",
+        True,
+    )
+    other = found(asked(*SAID, reply=refused), "engine")
+    assert other is not None and "torchvision" not in other.remedy
 
 
 def test_another_release_than_the_installed_one_is_calculated_with_its_faults() -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ import pytest
 
 from samestate.checks.analyzers import judge, source_sha256
 from samestate.checks.base import Verdict
+from samestate.engines import modules
 from samestate.engines.base import Ask, EngineError, EngineSpec, Generation
 from samestate.engines.sim import Conduct, SimEngine
 from samestate.evidence import records as r
@@ -312,6 +314,40 @@ def test_what_cannot_run_is_refused_before_anything_is_written(
     ):
         assert words in refused(request, progress)
         assert not request.out.exists()
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("engine", ["vllm", "transformers", None])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_module_that_the_models_class_needs_is_looked_for_before_anything_is_written(
+    small: Plan,
+    request_for: Requests,
+    progress: QuietProgress,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str | None,
+    there: bool,
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text('{"architectures": ["Qwen3_5ForCausalLM"]}')
+    monkeypatch.setattr(modules, "find_spec", lambda name: ModuleSpec(name, None) if there else None)
+    request = request_for(small, model=tmp_path / "m")._replace(engine=engine)
+    if engine == "vllm" and not there:
+        told = refused(request, progress)
+        assert told.startswith(
+            f"{tmp_path / 'm'}: vLLM's Qwen3_5ForCausalLM imports torchvision, which is not installed"
+        )
+        assert "pip install torchvision" in told and "\n" not in told and not request.out.exists()
+    else:
+        assert run_plan(request, progress).seal_sha256
+
+
+@pytest.mark.parametrize(
+    "content", ['{"architectures": ["LlamaForCausalLM"]}', "{}", "[]", "x", '{"architectures": 3}']
+)
+def test_other_configs_need_no_module_that_is_known(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    assert modules.missing_module(tmp_path) is None and modules.missing_module(tmp_path / "nowhere") is None
 
 
 def test_a_folder_in_use_and_an_unknown_template_are_refused(

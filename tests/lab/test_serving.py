@@ -6,6 +6,7 @@ import pytest
 
 from samestate.lab.serving import Serving, read_serve_args
 from samestate.models.fields import ConfigError
+from samestate.plans.serve_args import SHORT_FLAGS
 
 
 def read(text: str) -> Serving:
@@ -91,6 +92,25 @@ def test_a_flag_that_vllm_would_not_take_is_not_passed_over(text: str, remedy: s
     with pytest.raises(ConfigError) as refused:
         read(text)
     assert str(refused.value) == remedy
+
+
+@pytest.mark.parametrize("short", [short for short in SHORT_FLAGS if len(short) > 1])
+def test_a_short_flag_with_its_value_glued_on_is_no_flag_to_vllm(short: str) -> None:
+    with pytest.raises(ConfigError, match=f"-{short}2: is no flag; say --{SHORT_FLAGS[short].replace('_', '-')} 2"):
+        read(f"-{short}2")
+    assert read("-O3") == read("-O3 -q8")._replace(said=read("-O3").said)
+
+
+@pytest.mark.vllm
+def test_the_short_flags_are_vllms_own() -> None:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from samestate.engines.children.server_child import moved
+
+    parser = moved("make_arg_parser")(FlexibleArgumentParser(add_help=False))
+    told = {short: action.dest for action in parser._actions for short in action.option_strings if short[:2] != "--"}
+    # -O stands in no list: vLLM's parser rewrites it.
+    assert {"O": SHORT_FLAGS["O"]} | {short.removeprefix("-"): name for short, name in told.items()} == SHORT_FLAGS
 
 
 @pytest.mark.vllm

@@ -1,11 +1,14 @@
 """The cache folder, the pins and what happens when they do not hold."""
 
+import json
+import struct
+from math import prod
 from pathlib import Path
 
 import pytest
 
-from samestate.models import catalogue
-from samestate.models.catalogue import PINS, ModelError, ensure, identity, names
+from samestate.models import catalogue, recipe
+from samestate.models.catalogue import PINS, ModelError, Size, ensure, identity, names
 
 NAME = "qwen3-next-tiny"
 
@@ -97,3 +100,22 @@ def test_identity_sees_every_file_below_but_hidden_ones(tmp_path: Path) -> None:
     assert sorted(found.files) == ["config.json", "sub/a.bin"]
     assert found.name == tmp_path.name
     assert catalogue.identity(tmp_path) == found
+
+
+@pytest.mark.parametrize("name", names())
+def test_sizes_are_those_of_what_is_built(name: str) -> None:
+    folder = ensure(name)
+    weights = folder / "model.safetensors"
+    if weights.is_file():
+        content = weights.read_bytes()
+        (length,) = struct.unpack_from("<Q", content)
+        header = json.loads(content[8 : 8 + length])
+        shapes = [tensor["shape"] for key, tensor in header.items() if key != "__metadata__"]
+    else:
+        shapes = [sketch.shape for sketch in recipe.read(folder).followed(folder)]
+    told = Size(sum(map(prod, shapes)), sum(file.stat().st_size for file in folder.iterdir()))
+    assert catalogue.SIZES[name] == told
+
+
+def test_every_model_has_a_size() -> None:
+    assert catalogue.SIZES.keys() == PINS.keys()

@@ -85,6 +85,35 @@ def test_weights_in_files_need_no_setting(tmp_path: Path) -> None:
     assert {name for name, plan in PLANS.items() if plan.file == FILE} == set(SMALL)
 
 
+@pytest.mark.regression
+@pytest.mark.parametrize("weights", ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin"])
+def test_a_recipe_beside_weights_in_files_is_refused_in_one_line(folder: Path, weights: str) -> None:
+    (folder / weights).write_bytes(b"x")
+    with pytest.raises(RecipeError) as caught:
+        load_settings(str(folder))
+    assert (
+        str(caught.value)
+        == f"{folder}: holds weights in files ({weights}) and a recipe of weights ({FILE}); remove one"
+    )
+    newer = {"format": "samestate-weights/9"}
+    (folder / FILE).write_text(json.dumps(newer))
+    with pytest.raises(RecipeError, match="remove one"):
+        load_settings(str(folder))
+    (folder / FILE).unlink()
+    assert load_settings(str(folder)) == {}
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(
+    "content", ["{}", "[1, 2]", "no JSON", '{"format": "onnx"}', '{"w": "' + "0" * (1 << 17) + '"}']
+)
+def test_somebody_elses_weights_json_beside_weights_in_files_is_no_recipe(tmp_path: Path, content: str) -> None:
+    (tmp_path / FILE).write_text(content)
+    assert load_settings(str(tmp_path)) == {"load_format": "samestate"}, "alone it is one, and will be refused"
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    assert load_settings(str(tmp_path)) == {}
+
+
 @pytest.mark.parametrize("model", SMALL)
 def test_small_configs_are_the_public_ones_but_for_what_is_fewer(model: str) -> None:
     ours, public = config(model), config(PUBLIC[model])

@@ -31,6 +31,7 @@ from samestate.cli.progress import progress
 from samestate.cli.sizes import size
 from samestate.engines.base import Engine, EngineSpec
 from samestate.engines.gates import run_gate
+from samestate.engines.inquiry import Arguments, InquiryError, read_arguments
 from samestate.engines.served import ServedVllm
 from samestate.engines.sim import SimEngine
 from samestate.engines.sim.budget import SimBudgetEngine
@@ -43,6 +44,7 @@ from samestate.lab.gates import no_gates
 from samestate.lab.ledger import Ledger
 from samestate.lab.run import RunError, RunRequest, RunResult, run_plan
 from samestate.models import catalogue
+from samestate.models.recipe import load_settings
 from samestate.plans.errors import nearest
 from samestate.plans.load import load, plan_sha256, with_engine
 from samestate.plans.model import Connector, Plan
@@ -130,6 +132,8 @@ def run(
     needed = beside(chosen, engine)
     if trace_modules:
         _require_traceable(chosen, engine)
+    if engine == "vllm":
+        _require_readable(chosen)
     request = RunRequest(
         plan=chosen,
         model=model_folder(chosen, None if chosen.engine.model == str(model) else model),
@@ -200,6 +204,22 @@ def _require_traceable(plan: Plan, engine: str) -> None:
         raise Failure(f"--trace-modules: plan {plan.name} has engines whose modules are not reached; leave it out")
     if not plan.engine.settings.get("enforce_eager") and "--enforce-eager" not in plan.engine.serve_args:
         raise Failure("--trace-modules: modules of a compiled model are not seen; add --serve-args '--enforce-eager'")
+
+
+def _require_readable(plan: Plan) -> None:
+    """Raise `Failure` for serve arguments that vLLM's own parser does not take, before an archive or an engine is."""
+    said = plan.engine.serve_args
+    if not said or said[:-1] == [RANKS]:
+        return
+    served = plan.latency is not None or (plan.markers is not None and plan.markers.route == "chat")
+    try:
+        with progress() as shown:
+            shown.stage("--serve-args: read by vLLM's own parser")
+            reading = read_arguments(Arguments(plan.engine.model, said, served))
+    except InquiryError as error:
+        raise Failure(f"--serve-args: {error}", error.log_tail) from None
+    if reading.refused is not None:
+        raise Failure(f"--serve-args: {reading.refused}; see `vllm serve --help`")
 
 
 def _tracing() -> dict[str, str]:
@@ -344,7 +364,10 @@ def require_simulated(arguments: Sequence[str]) -> None:
 
 
 def model_folder(plan: Plan, model: Path | None) -> Path:
-    """The checkpoint to run on: the user's, or the plan's, built where it is absent. Raises `Failure`."""
+    """The checkpoint to run on: the user's, or the plan's, built where it is absent.
+
+    Raises `Failure`, and `samestate.models.recipe.RecipeError` for weights of which nobody could say which ones ran.
+    """
     if model is None and plan.engine.model == EXTERNAL:
         raise Failure("--model: this plan is for a checkpoint of your own; name its folder")
     if model is None:
@@ -354,6 +377,7 @@ def model_folder(plan: Plan, model: Path | None) -> Path:
         raise Failure(f"--model: no folder {model}; name a checkpoint's folder, or see `samestate models build`")
     if not (model / "config.json").is_file():
         raise Failure(f"--model: {model} holds no config.json, so it is no checkpoint; name a checkpoint's folder")
+    load_settings(str(model))  # refuses weights that are there twice
     return model
 
 

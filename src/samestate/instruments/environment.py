@@ -1,7 +1,9 @@
 """What a worker's process stands on: device, variables, kernels' backends, and files that are not as released.
 
 A file of an installed package is *patched* where its SHA-256 is not the one in the package's own RECORD (PEP 376): so a
-patch of any number of files shows, whoever made it, in the process that imports them.
+patch of any number of files shows, whoever made it, in the process that imports them. So does a file that RECORD does
+not have where Python imports it in place of one that it has: a folder ``name/`` with an ``__init__.py``, or a compiled
+``name.so``, beside ``name.py``.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ import csv
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
+from importlib.machinery import EXTENSION_SUFFIXES, all_suffixes
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -91,7 +94,7 @@ def backends(model: Any) -> dict[str, str]:
 
 
 def patched(packages: tuple[str, ...] = PACKAGES) -> Iterator[PatchedFile]:
-    """Python files that are not as their package was released; a file that is gone has no hash.
+    """Python files that are not as their package was released, or stand in for one; one that is gone has no hash.
 
     A package that holds no hashes to compare with is named as a whole, by its RECORD: nothing of it is known.
     """
@@ -101,7 +104,7 @@ def patched(packages: tuple[str, ...] = PACKAGES) -> Iterator[PatchedFile]:
         except metadata.PackageNotFoundError:
             continue
         root = Path(str(distribution.locate_file("")))
-        lines = _recorded(distribution)
+        lines = list(_recorded(distribution))
         files = [(name, value) for name, kind, value in lines if kind == "sha256" and name.endswith(".py")]
         if not files:
             yield PatchedFile(distribution=package, path="RECORD", sha256=None)
@@ -113,6 +116,47 @@ def patched(packages: tuple[str, ...] = PACKAGES) -> Iterator[PatchedFile]:
                 continue
             if base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode() != expected:
                 yield PatchedFile(distribution=package, path=name, sha256=digest.hexdigest())
+        for name in shadowing(root, [name for name, _, _ in lines]):
+            yield PatchedFile(distribution=package, path=name, sha256=_digest(root / name))
+
+
+def shadowing(root: Path, listed: Sequence[str]) -> Iterator[str]:
+    """Files below `root` that are not `listed` and that Python imports in place of one that is.
+
+    In one folder Python takes a package before a module, and compiled code before its source
+    (``importlib.machinery.FileFinder``).
+    """
+    known, found = set(listed), set()
+    for folder, stems in _modules(listed).items():
+        try:
+            there = {entry.name for entry in (root / folder).iterdir()}
+        except OSError:
+            continue  # the listed files that are gone are named already
+        for stem in stems:
+            compiled = [stem + suffix for suffix in EXTENSION_SUFFIXES]
+            inside = [f"{stem}/__init__{suffix}" for suffix in all_suffixes()] if stem in there else []
+            for name in compiled + inside:
+                path = f"{folder}/{name}" if folder != "." else name
+                if path not in known and (name in there or name in inside) and (root / path).is_file():
+                    found.add(path)
+    yield from sorted(found)
+
+
+def _modules(listed: Sequence[str]) -> dict[str, set[str]]:
+    """Names of the modules, compiled ones too, that are `listed` in each folder."""
+    found: dict[str, set[str]] = {}
+    for path in map(PurePosixPath, listed):
+        suffix = next((end for end in (".py", *EXTENSION_SUFFIXES) if path.name.endswith(end)), None)
+        if suffix is not None:
+            found.setdefault(str(path.parent), set()).add(path.name.removesuffix(suffix))
+    return found
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def _recorded(distribution: metadata.Distribution) -> Iterator[tuple[str, str, str]]:

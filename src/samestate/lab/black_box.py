@@ -164,6 +164,10 @@ class _Probe:
         self._archive.write_inputs(self._recorder.inputs)
         if self._recorder.waited >= 1:
             self._notes.append(f"waited {self._recorder.waited:.0f} s while the server said that requests ran")
+        if self._prompts.alike:
+            self._notes.append(
+                f"{self._prompts.alike} prompts begin with a token that another one begins with too: there were no more"
+            )
         return Found(facts, interval, source, left_out, self._notes)
 
     def _reach(self, level: ContactLevel) -> None:

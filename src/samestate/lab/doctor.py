@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from samestate.engines.inquiry import Answer, Inquiry, Refused, ask, engine_release
+from samestate.engines.modules import missing_module
 from samestate.engines.releases import KnownFault, faults_of, installed
 from samestate.evidence.records import Scalar
 from samestate.lab.doctor_report import Case, Finding, Report
@@ -211,15 +212,15 @@ def _ask(
         if model.folder is None:
             (folder / "config.json").write_bytes(msgspec.json.encode(model.config))
         reply = ask_vllm(Inquiry(model=str(folder), serve_args=list(serve_args)))
+        missing = missing_module(folder)
     if isinstance(reply, Answer):
         return _Asked(reply, None)
     if reply.stage == "arguments":
         raise ConfigError(f"--serve-args: {reply.message}; see `vllm serve --help`")
     if reply.stage == "model":
         says = f"the layers cannot be built without weights here: {reply.message}"
-        return _Asked(
-            None, Finding("engine", "unknown", says, "the values are calculated; start the engine to be sure")
-        )
+        remedy = missing or "start the engine to be sure"
+        return _Asked(None, Finding("engine", "unknown", says, f"the values are calculated; {remedy}"))
     remedy = "another platform or release; the values here are calculated"
     return _Asked(None, _refused(engine, reply.message, remedy, []))
 

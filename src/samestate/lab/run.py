@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import samestate
 from samestate.engines.base import Engine, EngineError, EngineSpec
+from samestate.engines.modules import missing_module
 from samestate.engines.server import ServedEngine
 from samestate.evidence.archive import ArchiveError, ArchiveWriter
 from samestate.evidence.records import (
@@ -166,6 +167,8 @@ def _check(request: RunRequest) -> SealedControl | None:
         raise RunError("serve_args: are not those of the plan; put them into engine.serve_args and freeze it again")
     if not request.model.is_dir():
         raise RunError(f"{request.model}: no such model folder; build one with `samestate models build`")
+    if request.engine == "vllm" and (missing := missing_module(request.model)):
+        raise RunError(f"{request.model}: {missing}, or use --engine transformers")
     if request.packages is None and (released := [arm.release for arm in request.plan.arms if arm.release]):
         raise RunError(f"release: the plan is for {released[0]}, and no folder with that release was given")
     if request.control and request.reference:

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from samestate.models.fields import MOST, ConfigError
-from samestate.plans.serve_args import settings_named
+from samestate.plans.serve_args import SHORT_FLAGS, settings_named
 
 _SCALES = {"": 1, "k": 1000, "m": 10**6, "K": 1024, "M": 2**20}
 """As vLLM reads lengths (``human_readable_int`` in ``vllm/engine/arg_utils.py``)."""
@@ -23,14 +23,6 @@ _GDN_PREFILL = ("auto", "triton", "flashinfer", "cutedsl", "aiter_flydsl")
 """``--gdn-prefill-backend`` in ``vllm/engine/arg_utils.py``; ``auto`` goes without saying."""
 _SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
 _TRUTHS = ("true", "false", "on", "off", "yes", "no", "1", "0")
-_SHORT = {
-    "-tp": "tensor_parallel_size",
-    "-pp": "pipeline_parallel_size",
-    "-dcp": "decode_context_parallel_size",
-    "-sc": "speculative_config",
-}
-
-
 _READ = (
     *("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "speculative_config"),
     *("block_size", "max_model_len", "max_num_batched_tokens", "prefix_match_unit", "dtype", "kv_cache_dtype"),
@@ -126,10 +118,17 @@ def _names(arguments: Sequence[str]) -> list[str]:
     return [_flag(argument) for argument in arguments if argument.startswith("--")]
 
 
+def _named(argument: str) -> str | None:
+    """The setting of a flag, a short one too; None for a value."""
+    if argument.startswith("--"):
+        return _flag(argument)
+    return SHORT_FLAGS.get(argument.partition("=")[0].removeprefix("-")) if argument.startswith("-") else None
+
+
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Settings with their values, ``--name=value`` and ``--name value`` alike."""
     for index, argument in enumerate(arguments):
-        name = _SHORT.get(argument.partition("=")[0]) or (_flag(argument) if argument.startswith("--") else None)
+        name = _named(argument)
         if name is None:
             continue
         _, equals, value = argument.partition("=")
@@ -140,9 +139,10 @@ def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _refuse_misspelt(arguments: Sequence[str]) -> None:
     """What vLLM would refuse, or would complete, must not pass for something that is not read here."""
     for argument in arguments:
-        for short, name in _SHORT.items():
-            if re.fullmatch(rf"{short}\d+", argument):
-                raise ConfigError(f"{argument}: is no flag; say --{name.replace('_', '-')} {argument[len(short) :]}")
+        # Of a flag of one letter a number may be a part: -O3.
+        glued = re.fullmatch(r"-([a-z]{2,})(\d+)", argument)
+        if glued and (name := SHORT_FLAGS.get(glued[1])):
+            raise ConfigError(f"{argument}: is no flag; say --{name.replace('_', '-')} {glued[2]}")
     for said in _names(arguments):
         name = said.removeprefix("no_")
         if name in _READ:

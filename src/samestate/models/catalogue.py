@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from samestate.evidence.canonical import file_sha256, sha256_hex
 from samestate.folders import cache_root
@@ -82,6 +83,29 @@ PINS: dict[str, dict[str, str]] = {
     },
 }
 """SHA-256 of every file of a model built with seed 0. Those called small hold a recipe in place of weights."""
+
+
+class Size(NamedTuple):
+    """How large a model is, once it is built."""
+
+    parameters: int
+    """Counted, those for drafting too."""
+    file_bytes: int
+    """Of all its files."""
+
+
+SIZES = {
+    "glm5-next-small": Size(13_323_021_040, 19_971),
+    "glm5-next-tiny": Size(927_756, 1_887_851),
+    "granite-hybrid-tiny": Size(4_088_440, 8_204_339),
+    "kimi-linear-tiny": Size(1_168_068, 2_371_305),
+    "qwen3-next-small": Size(6_683_618_560, 19_139),
+    "qwen3-next-tiny": Size(3_304_024, 6_643_240),
+    "qwen3-tiny": Size(3_640_704, 7_354_603),
+    "qwen3-tiny-draft": Size(2_705_792, 5_483_603),
+    "qwen3.5-tiny": Size(2_660_260, 5_346_103),
+}
+"""Of the models above, so that they are known without building; a test builds each and counts."""
 
 
 class ModelError(Exception):

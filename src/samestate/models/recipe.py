@@ -1,7 +1,8 @@
 """Weights that are no file: a recipe beside config.json says how each engine makes them where it needs them.
 
 A folder with a ``weights.json`` is a whole checkpoint of a few kilobytes: its files' SHA-256 cover every value. vLLM
-makes them with ``--load-format samestate`` (`samestate.engines.children.in_place`). The file::
+makes them with ``--load-format samestate`` (`samestate.engines.children.in_place`). Beside weights in files somebody
+else's ``weights.json`` is no recipe, and one of ours is refused: nobody could say which of the two ran. The file::
 
     {"format": "samestate-weights/1", "recipe": "qwen3-next", "stream": "qwen3-next-small/0", "sketches": "4f…"}
 
@@ -27,6 +28,10 @@ from samestate.models.sketch import Sketch
 
 FILE = "weights.json"
 FORMAT = "samestate-weights/1"
+WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+"""Endings of files that vLLM reads weights from."""
+_MOST_BYTES = 1 << 16
+"""Of a recipe; ours have a few hundred."""
 LOAD_FORMAT = "samestate"
 """vLLM's ``--load-format`` for such folders."""
 SKETCHES: dict[str, Callable[[dict[str, Any]], Iterator[Sketch]]] = {
@@ -115,12 +120,34 @@ def digest(sketches: Iterable[Sketch]) -> str:
 
 
 def load_settings(model: str) -> dict[str, str]:
-    """What an engine of `model` must be told so that it has weights: nothing, where they are files."""
-    return {"load_format": LOAD_FORMAT} if (Path(model) / FILE).is_file() else {}
+    """What an engine of `model` must be told so that it has weights: nothing, where they are files.
+
+    Raises `RecipeError` for a folder that has both.
+    """
+    folder = Path(model)
+    if not (folder / FILE).is_file():
+        return {}
+    files = sorted(path.name for path in folder.iterdir() if path.suffix in WEIGHT_FILES)
+    if not files:
+        return {"load_format": LOAD_FORMAT}
+    if _is_ours(folder / FILE):
+        raise RecipeError(f"{folder}: holds weights in files ({files[0]}) and a recipe of weights ({FILE}); remove one")
+    return {}
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it says our format, of whatever version; one that cannot be read is not."""
+    if path.stat().st_size > _MOST_BYTES:
+        return False
+    try:
+        said = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(said, dict) and str(said.get("format")).startswith(FORMAT.partition("/")[0])
 
 
 def load_flags(model: str) -> list[str]:
-    """`load_settings` as flags of ``vllm serve``."""
+    """`load_settings` as flags of ``vllm serve``. Raises what it raises."""
     return [word for name, value in load_settings(model).items() for word in ("--" + name.replace("_", "-"), value)]
 
 

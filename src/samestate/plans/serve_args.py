@@ -19,14 +19,23 @@ _REFUSED = {
     "api_key": "is a secret, and a plan keeps none; leave it out",
     "config": "hides settings from the plan; write its flags out",
 }
-_SHORT = {
+SHORT_FLAGS = {
     "O": "optimization_level",
     "ac": "attention_config",
+    "asc": "api_server_count",
     "cc": "compilation_config",
     "dc": "diffusion_config",
     "dcp": "decode_context_parallel_size",
     "dp": "data_parallel_size",
+    "dpa": "data_parallel_address",
+    "dpb": "data_parallel_backend",
+    "dpe": "data_parallel_external_lb",
+    "dph": "data_parallel_hybrid_lb",
     "dpl": "data_parallel_size_local",
+    "dpm": "data_parallel_multi_port_external_lb",
+    "dpn": "data_parallel_rank",
+    "dpp": "data_parallel_rpc_port",
+    "dpr": "data_parallel_start_rank",
     "ep": "enable_expert_parallel",
     "n": "nnodes",
     "pcp": "prefill_context_parallel_size",
@@ -36,7 +45,7 @@ _SHORT = {
     "sc": "speculative_config",
     "tp": "tensor_parallel_size",
 }
-"""vLLM's short flags for what a plan is likely to set."""
+"""vLLM's short flags, without their dash, by vLLM's own names of what they set."""
 _RANKS = "tensor_parallel_size"
 _LEAST_OF_RANKS = "te"
 """vLLM's parser takes the beginning of a flag for the flag; no other begins so."""
@@ -101,14 +110,14 @@ def _setting(argument: str) -> str | None:
         return _ALIASES.get(name, name)
     if argument.startswith("-"):
         # A letter may be followed by its value: -O3.
-        return _SHORT.get(name) or _SHORT.get(name[:1])
+        return SHORT_FLAGS.get(name) or SHORT_FLAGS.get(name[:1])
     return None
 
 
 def _begins_a_short_flag(argument: str) -> bool:
     name = _name(argument)
     single = argument.startswith("-") and not argument.startswith("--")
-    return single and name not in _SHORT and any(name and short.startswith(name) for short in _SHORT)
+    return single and name not in SHORT_FLAGS and any(name and short.startswith(name) for short in SHORT_FLAGS)
 
 
 def _name(argument: str) -> str:

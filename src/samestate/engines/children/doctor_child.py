@@ -31,7 +31,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import SupportsHMA
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.platforms import current_platform
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts, resolve_kv_cache_layout
 from vllm.v1.core.kv_cache_utils import resolve_cache_hit_alignment_tokens, resolve_kv_cache_block_sizes
@@ -43,8 +42,8 @@ try:
 except ImportError:
     from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 
+from samestate.engines.children.arguments import BadArguments, engine_arguments, server_arguments
 from samestate.engines.children.lifetime import end_with
-from samestate.engines.children.server_child import moved
 from samestate.engines.inquiry import Answer, Inquiry, Refused
 from samestate.instruments.layout import checkpoint_interval, effective_bytes, page_bytes
 from samestate.models.cache_shape import Pages
@@ -59,15 +58,6 @@ CONNECTORS = (
     "ExampleConnector",
 )
 """Of vLLM's own, those that keep a prefix outside of the engine or fetch one."""
-
-
-class BadArguments(Exception):
-    """The serve arguments do not parse; one line."""
-
-
-class _Parser(FlexibleArgumentParser):
-    def error(self, message: str) -> None:
-        raise BadArguments(message)
 
 
 def examine(inquiry: Inquiry) -> Answer | Refused:
@@ -90,14 +80,11 @@ def examine(inquiry: Inquiry) -> Answer | Refused:
 def _parsed(model: str, arguments: list[str]) -> Namespace:
     """The arguments; those of the frontend alone (``--port``) are read, where there are any. Raises `BadArguments`."""
     try:
-        return EngineArgs.add_cli_args(_Parser(allow_abbrev=False)).parse_args(["--model", model, *arguments])
+        return engine_arguments(model, arguments)
     except BadArguments as error:
         if not str(error).startswith("unrecognized arguments"):
             raise
-    # The model stands where `vllm serve` has it, so that no value of an unknown flag is taken for one.
-    args = moved("make_arg_parser")(_Parser(allow_abbrev=False)).parse_args([model, *arguments])
-    args.model = args.model_tag
-    return args
+    return server_arguments(model, arguments)
 
 
 def _cache_specs(config: VllmConfig) -> dict[str, KVCacheSpec]:

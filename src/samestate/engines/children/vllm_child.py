@@ -25,13 +25,12 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import TokensPrompt
 from vllm.logprobs import Logprob
 from vllm.outputs import RequestOutput
-from vllm.platforms import current_platform
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
+from samestate.engines.children.arguments import BadArguments, engine_arguments
 from samestate.engines.children.commands import answer_commands
 from samestate.engines.children.connectors import transfer_config
 from samestate.engines.children.control_state import (
@@ -46,6 +45,7 @@ from samestate.engines.children.control_state import (
     storages,
     tracing,
 )
+from samestate.engines.children.cores import bind_ranks
 from samestate.engines.children.describing import effective_settings, eos_token_ids, identity_values, versions
 from samestate.engines.children.identity import own_process
 from samestate.engines.children.lifetime import end_with
@@ -101,19 +101,6 @@ RESET_SECONDS = 2.0
 """Longest wait for finished requests to give their blocks back, beyond what saves are held back."""
 
 
-class BadArguments(Exception):
-    """The serve arguments do not parse; one line."""
-
-
-class _Parser(FlexibleArgumentParser):
-    def __init__(self) -> None:
-        # A plan knows settings by their whole names; an abbreviated flag would go unnoticed.
-        super().__init__(allow_abbrev=False)
-
-    def error(self, message: str) -> None:
-        raise BadArguments(f"--serve-args: {message}")
-
-
 class Child:
     """One engine and its streams."""
 
@@ -131,7 +118,7 @@ class Child:
         self._save_delay_ms = command.save_delay_ms
         self._refuse_unheard()
         args = self._engine_args(command)
-        _bind_ranks_to_cores(args.tensor_parallel_size)
+        bind_ranks(args.tensor_parallel_size)
         if envs.VLLM_ENABLE_V1_MULTIPROCESSING:
             self.stream = recorder.stream(stream_dir, command.arm, "frontend")
             self.engine = _engine_with_own_core(args, stream_dir, command.arm)
@@ -308,12 +295,13 @@ class Child:
             raise ValueError(f"repair {repairs[0]!r}: is read back where the core runs in this process; leave it out")
 
     def _engine_args(self, command: Start) -> EngineArgs:
-        parser = EngineArgs.add_cli_args(_Parser())
         # Where a tuner profile is in force nothing else may tune, unless somebody says so: the record shows it.
         untuned = {"enable_flashinfer_autotune": False} if os.environ.get(PROFILE_VARIABLE) else {}
-        parser.set_defaults(**untuned | load_settings(command.model) | command.settings)
-        namespace = parser.parse_args(["--model", command.model, *command.serve_args])
-        args = EngineArgs.from_cli_args(namespace)
+        defaults = untuned | load_settings(command.model) | command.settings
+        try:
+            args = EngineArgs.from_cli_args(engine_arguments(command.model, command.serve_args, defaults))
+        except BadArguments as error:
+            raise BadArguments(f"--serve-args: {error}") from None
         args.disable_log_stats = False
         args.kv_transfer_config = transfer_config(command)
         return args
@@ -384,15 +372,6 @@ def _engine_with_own_core(args: EngineArgs, stream_dir: Path, arm: str) -> LLMEn
     record_in_core(config.scheduler_config, stream_dir, arm)
     executor = Executor.get_class(config)
     return LLMEngine(config, executor, log_stats=not args.disable_log_stats, multiprocess_mode=True)
-
-
-def _bind_ranks_to_cores(ranks: int) -> None:
-    """On CPU vLLM wants to be told which cores each rank has."""
-    if ranks < 2 or not current_platform.is_cpu() or "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
-        return
-    cores = sorted(os.sched_getaffinity(0))
-    shares = [cores[rank::ranks] or cores for rank in range(ranks)]
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, share)) for share in shares)
 
 
 def serve(read_fd: int, write_fd: int) -> None:
