@@ -151,7 +151,7 @@ def test_every_wait_is_needed(forgotten: str) -> None:
     assert harm({forgotten})
 
 
-def test_one_slab_and_then_the_ring_is_filled_before_the_rest_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ring_is_filled_once_slab_by_slab_before_a_kernel_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench([64], slabs=2, slab_bytes=64)
     for name in ("_describe_moves", "_describe_chunks"):
         told = getattr(bench.staged, name)
@@ -162,11 +162,11 @@ def test_one_slab_and_then_the_ring_is_filled_before_the_rest_is_described(monke
 
         monkeypatch.setattr(bench.staged, name, described)
     bench.load(0, [5], list(range(5)), list(range(5)))
-    ring = ["move", "move"]
     assert bench.gpu.log == [
+        *("moves", "move", "moves", "move"),  # A slab at once, then what else the ring has room for.
+        *("chunks", "chunks", "launch", "launch"),
+        *("moves", "move", "move", "chunks", "launch", "launch"),
         *("moves", "move", "chunks", "launch"),
-        *("moves", *ring, "chunks", "launch", "launch"),
-        *("moves", "moves", *ring, "chunks", "chunks", "launch", "launch"),  # The last slab is one of its own.
     ]
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -129,9 +130,9 @@ class Staged:
     ) -> tuple[Mark, Mark]:
         """Row i goes to block i; groups follow each other.
 
-        First a slab, then ring by ring: copies are on their way before their kernels, and what follows, are described.
-        Described at once, a job would leave the bus idle meanwhile. The first copies wait for nothing but room: they
-        write to the buffer, and host memory that is loaded from is written by nobody.
+        First a slab, then the rest of the ring, then ring by ring: copies are on their way before their kernels, and
+        what follows, are described. Described at once, a job would leave the bus idle meanwhile. The first copies wait
+        for nothing but room: they write to the buffer, and host memory that is loaded from is written by nobody.
 
         Args:
             rows: Of the tier.
@@ -150,24 +151,25 @@ class Staged:
             raise ValueError(f"{len(rows)} rows, {len(blocks)} blocks, groups of {list(sizes)}: one of each for each")
         rows, blocks = rows.astype(np.int64, copy=False), blocks.astype(np.int64, copy=False)
         feed, lane = self.lanes
-        began, numbers, waits = feed.mark(), memory.numpy(), False
-        for stretches in self._cut(sizes):
-            fills = [fill for stretch in stretches for fill in _fills(stretch)]
+        began, numbers = feed.mark(), memory.numpy()
+        filled: list[_Stretch] = []
+        for number, stretches in enumerate(self._cut(sizes)):
+            if number > 1 or self._slabs == 1:  # The first two fill the ring together.
+                self._scatter(filled, blocks, memory)
+                filled = []
             for stretch in stretches:
                 self._describe_moves(stretch, rows, numbers)
-            self._feed(fills, memory)
-            if not waits:
+            self._feed(stretches, memory)
+            if not number:
                 follow(lane)
-                waits = True
-            for stretch in stretches:
-                self._describe_chunks(stretch, blocks, numbers)
-            self._scatter(fills, memory)
+            filled += stretches
+        self._scatter(filled, blocks, memory)
         return began, lane.mark()
 
     def _cut(self, sizes: Sequence[int]) -> Iterator[list[_Stretch]]:
-        """The job's first slab, and then pieces that fill the ring once."""
+        """The job's first slab, the rest of the ring, and then pieces that fill the ring once."""
         some: list[_Stretch] = []
-        begin, until = 0, self._next + 1
+        begin, until, further = 0, self._next + 1, max(self._slabs - 1, 1)
         for part in self._parts:
             start = sum(sizes[: part.group])
             last = start + sizes[part.group]
@@ -184,7 +186,7 @@ class Staged:
                 begin = split + 3 * count * len(part.length)
                 if self._next == until:
                     yield some
-                    some, until = [], until + self._slabs
+                    some, until, further = [], until + further, self._slabs
         if some:
             yield some
 
@@ -210,10 +212,10 @@ class Staged:
         target += part.target
         length[:] = part.length
 
-    def _feed(self, fills: Sequence[_Fill], memory: torch.Tensor) -> None:
+    def _feed(self, stretches: Sequence[_Stretch], memory: torch.Tensor) -> None:
         feed, _ = self.lanes
         with feed.entered():
-            for fill in fills:
+            for fill in chain.from_iterable(map(_fills, stretches)):
                 stretch, slot = fill.stretch, fill.slab % self._slabs
                 runs = len(stretch.part.size)
                 begin, apart = stretch.moves + fill.first * runs, (stretch.last - stretch.first) * runs
@@ -222,10 +224,14 @@ class Staged:
                 self._move(*(memory[at : at + count] for at in range(begin, begin + 3 * apart, apart)))
                 feed.record(self._filled[slot])
 
-    def _scatter(self, fills: Sequence[_Fill], memory: torch.Tensor) -> None:
+    def _scatter(self, stretches: Sequence[_Stretch], blocks: np.ndarray, memory: torch.Tensor) -> None:
+        """Describe the chunks of slabs that are filled, and empty them."""
+        numbers = memory.numpy()
+        for stretch in stretches:
+            self._describe_chunks(stretch, blocks, numbers)
         _, lane = self.lanes
         with lane.entered():
-            for fill in fills:
+            for fill in chain.from_iterable(map(_fills, stretches)):
                 stretch, slot = fill.stretch, fill.slab % self._slabs
                 chunks = len(stretch.part.length)
                 begin, apart = stretch.chunks + fill.first * chunks, (stretch.last - stretch.first) * chunks
