@@ -11,10 +11,12 @@ from samestate.checks.analyzers import judge
 from samestate.checks.base import Verdict
 from samestate.evidence import records as r
 from samestate.evidence import verify
+from samestate.plans.load import load
 from samestate.plans.model import Plan
 
 from . import builder as b
-from .scenarios import recorded, sealed
+from . import test_hit_length as hit_length
+from .scenarios import recorded, request, sealed
 
 
 def dropping(lengths: list[str]) -> Plan:
@@ -22,6 +24,12 @@ def dropping(lengths: list[str]) -> Plan:
     plan = b.small_plan()
     settings = {**plan.engine.settings, "block_size": 512, "eagle_block_drop": 1, "max_num_seqs": 1}
     return plan.model_copy(update={"engine": plan.engine.model_copy(update={"settings": settings}), "lengths": lengths})
+
+
+def dropped(plan: Plan) -> Plan:
+    """The same on such an engine."""
+    settings = {**plan.engine.settings, "eagle_block_drop": 1}
+    return plan.model_copy(update={"engine": plan.engine.model_copy(update={"settings": settings})})
 
 
 def says(run: b.Run, drops: bool) -> None:
@@ -85,3 +93,34 @@ def test_fires_where_a_block_less_is_restored_though_none_is_given_up(tmp_path: 
     finding = b.only(judgement, "boundary")
     assert (finding.code, finding.verdict, finding.place.op) == ("wrong_boundary", Verdict.FAIL, "N1025.reload")
     assert finding.message == "N1025.reload: checkpoint of [0, 512) restored, expected [0, 1024) for N=1025"
+
+
+def test_a_salted_lookup_where_nothing_is_due_is_found_by_both(tmp_path: Path) -> None:
+    run = recorded(dropping(["2C-1", "2C"]), tmp_path / "run")
+    b.edit(run.scheduler(), r.Lookup, {"salt": "another"}, request=request(run, "N1023.reload"))
+    archive = run.write(tmp_path / "a")
+    assert b.codes(judge(archive), "transfers") == ["salted"]
+    assert {one.check: one.verdict for one in verify.judge(str(archive.root)).results}["transfers"] == "fail"
+
+
+@pytest.mark.parametrize("name", ["shared-prefix-steps", "conversation"])
+def test_a_whole_plan_raises_no_alarm_where_the_block_is_given_up(tmp_path: Path, name: str) -> None:
+    assert judge(sealed(dropped(load(name)), tmp_path)).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(("drops", "due"), [(True, 512), (False, 1024)])
+def test_a_silent_zero_is_a_fail_at_the_boundary_that_is_due(tmp_path: Path, drops: bool, due: int) -> None:
+    plan = hit_length.plan()
+    run = recorded(dropped(plan) if drops else plan, tmp_path / "run")
+    hit_length.hit(run, "2c-plus-1.2", 0)
+    found = [one for one in b.result(run.judge(tmp_path / "a"), "hit-length").findings if one.code == "silent_zero"]
+    assert [(one.verdict, one.place.op) for one in found] == [(Verdict.FAIL, "2c-plus-1.2")]
+    assert f"expected {due}: it was there" in found[0].message
+
+
+def test_more_than_the_block_leaves_is_found_on_an_engine_with_a_connector(tmp_path: Path) -> None:
+    run = recorded(hit_length.plan(), tmp_path / "run")
+    says(run, drops=True)
+    result = b.result(run.judge(tmp_path / "a"), "hit-length")
+    assert (result.verdict, {one.code for one in result.findings}) == (Verdict.FAIL, {"above_boundary"})
+    assert result.summary.startswith("hits of C·(⌊N/C⌋−1) ")

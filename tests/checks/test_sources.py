@@ -152,3 +152,17 @@ def test_a_fault_in_company_is_laid_to_reuse_by_who_was_in_the_same_step(tmp_pat
     finding = found(run, tmp_path / "b", "right.2")
     assert (finding.code, finding.verdict) == ("geometry_mismatch", Verdict.UNKNOWN)
     assert "may come from right.1, which computed them in a step [0, 512) with left.1" in finding.message
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_source_of_which_no_step_is_recorded_keeps_it_unknown(tmp_path: Path, kept: bool) -> None:
+    """A lost record makes no fail of what was unknown."""
+    run = s.recorded(with_exact(), tmp_path / "run")
+    s.spoil(run, "exact.1")
+    trunk = s.request(run, "trunk.1")
+    if not kept:
+        steps = [one for one in run.scheduler() if isinstance(one, r.BatchScheduled) and one.rows[0].request == trunk]
+        run.scheduler()[:] = [one for one in run.scheduler() if not any(one is step for step in steps)]
+    finding = found(run, tmp_path / "a", "exact.1")
+    assert (finding.verdict, finding.code) == (Verdict.UNKNOWN, "geometry_mismatch")
+    assert ("of which no step is recorded" in finding.message) is not kept

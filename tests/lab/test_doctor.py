@@ -224,11 +224,11 @@ def test_a_context_that_nobody_states_is_unknown(tmp_path: Path) -> None:
 
 
 def test_drafts_from_hidden_states_double_the_smallest_prompt() -> None:
-    """3,585 = 2·1792 + 1."""
+    """3,584 = 2·1792: the checkpoint is placed a block before the last whole one."""
     mtp = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}')
     report = asked(*SAID, *mtp, reply=answer(drops_block=True))
-    assert (report.smallest_prompt, states(report)["drafts"]) == (3585, "note")
-    assert calculated("qwen3-next-80b-a3b", *mtp).smallest_prompt == 2 * 576 + 1
+    assert (report.smallest_prompt, states(report)["drafts"]) == (3584, "note")
+    assert calculated("qwen3-next-80b-a3b", *mtp).smallest_prompt == 2 * 576
     assert found(asked(*SAID), "drafts") is None
 
 

@@ -92,6 +92,8 @@ class Staged:
     ) -> None:
         self.lanes = (feed, lane)
         self._slabs, self._slab_bytes = slabs or SLABS, slab_bytes or SLAB_BYTES
+        if self._slab_bytes % WIDE:
+            raise ValueError(f"slab_bytes: {self._slab_bytes} is no multiple of {WIDE}")
         numbers = [one for side in (*tier, *device) for one in (side.data_ptr(), side.stride(0))]
         self.unit = math.gcd(WIDE, *numbers, *(ref.page_size_bytes for refs in groups for ref in refs))
         self._ring = torch.empty(self._slabs * self._slab_bytes, dtype=torch.int8, device=device[0].device)

@@ -17,6 +17,7 @@ from samestate.checks.layout import RankLayout
 from samestate.checks.prefixes import Prefixes
 from samestate.checks.scenario import Generation, generations
 from samestate.checks.verdicts import conclude, fail, not_exercised, unknown
+from samestate.plans.operations import boundary
 
 CHECK = "cacheability"
 SPARE = 2
@@ -104,11 +105,11 @@ class Store:
             return None
         sizes = {self._size(layout, group) for layout in self._layouts.values() for group in layout.groups}
         step = max(sizes, default=0)
-        last = (one.tokens - 1) // step * step if step else 0
-        for boundary in range(last, one.lookup.rec.local_tokens, -step if step else -1):
-            since = self._since(one, boundary)
+        last = boundary(one.tokens, step, drops_last=one.arm.drops_last_block) if step else 0
+        for end in range(last, one.lookup.rec.local_tokens, -step if step else -1):
+            since = self._since(one, end)
             if since is not None and self._stored_since(since, one.lookup.t_ns) * SPARE <= self._capacity:
-                return Stored(boundary, since)
+                return Stored(end, since)
         return None
 
     def _since(self, one: Generation, boundary: int) -> int | None:

@@ -35,16 +35,20 @@ class Sources:
     def __init__(self, history: History) -> None:
         self._history = history
         self._all = generations(history, history.candidates)
+        self._order = {(one.arm.name, one.op.op): number for number, one in enumerate(self._all)}
         self._prefixes = {arm.name: Prefixes(history, arm) for arm in history.candidates}
         self._saved = {arm.name: _saved(history, arm) for arm in history.candidates}
         self._resets = {arm.name: _resets_before(history, arm) for arm in history.candidates}
         self.seen = Invariance(history)
+        self._walks: dict[str, _Walk] = {}
+        """By the cold run that is compared with."""
 
     def unlike(self, one: Generation) -> Mismatch | None:
         """The first block that a source of `one` computed in other steps, or in company; None: there is none."""
         if one.first is None:
             return None
-        return _Walk(self, one).reused(one, one.first.start, state=True)
+        walk = self._walks.setdefault(one.prompt, _Walk(self, one))
+        return walk.reused(one, one.first.start, state=True)
 
     # --- who may have brought it ----------------------------------------------------------------
 
@@ -99,8 +103,14 @@ class Sources:
         for other in self._all:
             if other.arm.name not in arms or (other.arm.name, other.op.op) == (one.arm.name, one.op.op):
                 continue
-            if other.arm.name != one.arm.name or (other.first and one.first and other.first.n < one.first.n):
+            if other.arm.name != one.arm.name or self._before(other, one):
                 yield other
+
+    def _before(self, other: Generation, one: Generation) -> bool:
+        """In the scheduler's order; in the plan's where no step of `other` is recorded."""
+        if other.first is None or one.first is None:
+            return self._order[other.arm.name, other.op.op] < self._order[one.arm.name, one.op.op]
+        return other.first.n < one.first.n
 
     def _begins_alike(self, one: Generation, other: Generation, end: int) -> bool:
         digest = self._prefixes[one.arm.name].digest(one.request or "", end)
@@ -155,7 +165,10 @@ class _Walk:
         return self._known[key]
 
     def _computed(self, source: Generation, end: int, *, state: bool) -> Mismatch | None:
-        p = source.first.start if source.first else 0
+        if source.first is None:
+            message = f"its tokens [0, {end}) may come from {source.op.op}, of which no step is recorded"
+            return Mismatch(message, [source.output.where] if source.output else [])
+        p = source.first.start
         if end <= p:
             return self.reused(source, end, state=state)
         if p and (found := self.reused(source, p, state=True)):
@@ -218,7 +231,9 @@ def _resets_before(history: History, arm: ArmHistory) -> dict[str, int]:
 def _reached(one: Generation, other: Generation) -> int:
     """Tokens that another had in its blocks before `one` began."""
     before = one.first.n if one.first and other.arm.name == one.arm.name else None
-    return max((row.end for row in other.schedule or () if before is None or row.n < before), default=0)
+    if not other.schedule:  # It may have reached any of its prompt.
+        return other.tokens
+    return max((row.end for row in other.schedule if before is None or row.n < before), default=0)
 
 
 def _said(rows: Sequence[Row]) -> str:

@@ -1970,11 +1970,16 @@ def transfers(question: Question) -> Result:
     twins = same_prompts(arm)
     reloads = list[Operation]()
     for one in question.generations("reload"):
+        output = arm.output(one.op)
+        request = output["request"] if output else ""
+        for lookup in arm.lookups.get(request, ()) if output else ():
+            if lookup["local_tokens"]:
+                findings.append((UNKNOWN, f"{one.op}: {lookup['local_tokens']} tokens were still in the local cache"))
+            if lookup["salt"]:
+                findings.append((FAIL, f"{one.op}: the lookup was salted"))
         if nothing_due(question, arm, one) and arm.counter(one.op, EXTERNAL_HITS) == 0:
             continue
         reloads.append(one)
-        output = arm.output(one.op)
-        request = output["request"] if output else ""
         loads = arm.loads.get(request, {}) if output else {}
         absent = lacking(arm, loads)
         if absent is not None:
@@ -1986,11 +1991,6 @@ def transfers(question: Question) -> Result:
             if rank in tables:
                 findings += parts_fit(tables[rank], mine, name, local, one.tokens)
                 findings += saved_before(arm, tables[rank], rank, mine, twins.get(one.op, ()), name)
-        for lookup in arm.lookups.get(request, ()) if output else ():
-            if lookup["local_tokens"]:
-                findings.append((UNKNOWN, f"{one.op}: {lookup['local_tokens']} tokens were still in the local cache"))
-            if lookup["salt"]:
-                findings.append((FAIL, f"{one.op}: the lookup was salted"))
         findings += external_hits(question, arm, one.op, local)
     for planned in question.planned_arms:
         findings += credits(question, planned)

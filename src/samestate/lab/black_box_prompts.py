@@ -64,11 +64,11 @@ class Prompts:
     @property
     def alike(self) -> int:
         """Prompts so far whose first token another one has too, as there were no more; 0 in most vocabularies."""
-        firsts = len(self._first_ids() if self.exact else WORDS)
-        return max(0, len(self._numbers) - firsts)
+        made, firsts = len(self._numbers), len(self._first_ids() if self.exact else WORDS)
+        return made if made >= 2 * firsts else 2 * max(0, made - firsts)
 
     def _beginning(self, number: int, firsts: list[T]) -> list[T]:
-        """Two of `firsts`: the first is this prompt's alone while they last, and both together are thereafter."""
+        """Two of `firsts`: the first is this prompt's alone while they last, both together as long as pairs last."""
         run = Random(sha256(self._run.encode()).digest())
         one, two = (run.sample(firsts, len(firsts)) for _ in range(2))
         return [one[number % len(one)], two[number // len(two) % len(two)]]

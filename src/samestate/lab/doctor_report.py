@@ -114,7 +114,13 @@ class Case(NamedTuple):
 
     @property
     def smallest_prompt(self) -> int | None:
-        """One token beyond the first step that a hit can end at; a step more where hits give their last one back."""
+        """One token beyond the first step that a hit can end at; two steps where hits give their last one back.
+
+        Where there is state, two steps exactly: its checkpoint is placed before the last whole block
+        (`get_mamba_prefill_checkpoint_position`, vllm/v1/kv_cache_interface.py).
+        """
         if self.hit_step is None:
             return None
-        return self.hit_step * (2 if self.drops_block else 1) + 1
+        if self.drops_block:
+            return 2 * self.hit_step + (0 if self.recurrent else 1)
+        return self.hit_step + 1

@@ -122,22 +122,25 @@ def _request(
         op=op,
         name=started.rec.name,
         reuses=bool(boundaries) or bool(rows and rows[0].start),
-        tokens=_tokens(started.rec, interval, rows, boundaries),
+        tokens=_tokens(started.rec, interval, rows, boundaries, drops=bool(arm.engines) and arm.drops_last_block),
         events=events,
         steps=steps,
         length=max([_SHORTEST_MS, *steps, *(event.ends or event.begins for event in events if event.name != ANSWERED)]),
     )
 
 
-def _tokens(started: OperationStarted, interval: int, rows: list[Row], boundaries: list[int | None]) -> Tokens:
+def _tokens(
+    started: OperationStarted, interval: int, rows: list[Row], boundaries: list[int | None], *, drops: bool
+) -> Tokens:
     n = started.prompt_tokens
     known = [boundary for boundary in boundaries if boundary is not None]
     prompt = [Batch(row.start, row.end, index == 0) for index, row in enumerate(rows) if row.start < n]
+    reload = bool(boundaries and n and started.name is OperationName.RELOAD)
     return Tokens(
         n=n,
         interval=interval,
         restored=max(known, default=None),
-        strict=strict_boundary(n, interval) if boundaries and n and started.name is OperationName.RELOAD else None,
+        strict=strict_boundary(n, interval, drops_last=drops) if reload else None,
         credited=rows[0].start if rows else None,
         batches=prompt[:MAX_BATCHES_DRAWN],
     )
