@@ -105,7 +105,10 @@ def test_a_salted_lookup_where_nothing_is_due_is_found_by_both(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["shared-prefix-steps", "conversation"])
 def test_a_whole_plan_raises_no_alarm_where_the_block_is_given_up(tmp_path: Path, name: str) -> None:
-    assert judge(sealed(dropped(load(name)), tmp_path)).verdict is Verdict.PASS
+    """Prompts below 2C take another path than the plan foresees, and nothing else is said."""
+    results = judge(sealed(dropped(load(name)), tmp_path)).results
+    odd = {one.check: one.verdict for one in results if one.verdict in {Verdict.FAIL, Verdict.UNKNOWN}}
+    assert odd == {"paths": Verdict.UNKNOWN}
 
 
 @pytest.mark.parametrize(("drops", "due"), [(True, 512), (False, 1024)])
