@@ -13,8 +13,10 @@ Command = Callable[..., Result]
 
 
 def test_list(samestate: Command) -> None:
-    lines = samestate("models", "list").stdout.splitlines()
+    *lines, note = samestate("models", "list").stdout.splitlines()
     assert [line.split()[0] for line in lines[1:] if not line.startswith(" ")] == catalogue.names()
+    assert [line.split()[0] for line in lines if "* " in line] == ["glm5-next-small", "qwen3-next-small"]
+    assert note == "* a recipe: weights are made on the device when they are loaded"
     (ours,) = (line for line in lines if line.startswith("qwen3-next-tiny"))
     assert " ".join(ours.split()) == "qwen3-next-tiny 3,304,024 6,643,240 128 256 1 attention, 3 recurrent"
 

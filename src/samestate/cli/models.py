@@ -48,8 +48,10 @@ def list_models(as_json: bool) -> None:
     for facts in known:
         c = [f"{value:,}" if value else "–" for value in facts["interval"].values()]
         layers = ", ".join(f"{count} {kind}" for kind, count in facts["layers"].items())
-        table.add_row(facts["name"], f"{facts['parameters']:,}", f"{facts['bytes']:,}", *c, layers)
+        mark = "*" if facts["recipe"] else ""
+        table.add_row(facts["name"], f"{facts['parameters']:,}", f"{facts['bytes']:,}{mark}", *c, layers)
     stdout_console().print(table)
+    click.echo("* a recipe: weights are made on the device when they are loaded")
 
 
 def _facts(name: str) -> dict[str, Any]:
