@@ -23,6 +23,8 @@ from samestate.plans.scenarios import CANDIDATE
 CHECK = "boundary"
 STATE = (EntryKind.RECURRENT, EntryKind.CONV)
 """Kinds whose page is the state at one boundary, not a row of tokens."""
+RULES = {False: "C·⌊(N−1)/C⌋", True: "C·(⌊N/C⌋−1)"}
+"""What B is, by whether a hit gives up its last whole block."""
 MAX_ABSENT_RANKS = 16
 """How many ranks that never registered are named: an engine may claim any number of them."""
 
@@ -125,8 +127,8 @@ def boundary(history: History) -> CheckResult:
         found = list(_reload(history, reload, ranks))
         good += not found
         findings += found
-    due = "C·(⌊N/C⌋−1)" if arm.drops_last_block else "C·⌊(N−1)/C⌋"
-    summary = f"{good}/{len(checked)} reloads at B = p = {due} on {len(ranks)} rank(s)"
+    rule = RULES[arm.drops_last_block]
+    summary = f"{good}/{len(checked)} reloads at B = p = {rule} on {len(ranks)} rank(s)"
     if short := len(found_again) - len(checked):
         summary += f"; {short} prompt(s) without a checkpoint, computed again"
     return conclude(CHECK, findings, unit="reloads", examined=len(checked), summary=summary)

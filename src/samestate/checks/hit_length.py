@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from samestate.checks.base import CheckResult, Finding, Verdict
+from samestate.checks.boundary import RULES
 from samestate.checks.cacheability import Store
 from samestate.checks.history import ArmHistory, History
 from samestate.checks.scenario import Generation, generations
@@ -21,8 +22,6 @@ from samestate.plans.operations import boundary
 
 CHECK = "hit-length"
 Place = Literal["local", "external"]
-_RULES = {False: "C·⌊(N−1)/C⌋", True: "C·(⌊N/C⌋−1)"}
-"""By whether a hit gives up its last whole block."""
 
 
 class Sighting(NamedTuple):
@@ -61,7 +60,7 @@ def hit_length(history: History) -> CheckResult:
                 right[sighting.where].add(one.tokens)
     findings += _sweep(lengths, c)
     counts = ", ".join(f"{where} {len(right[where])}/{len(lengths[where])}" for where in ("local", "external"))
-    rule = _RULES[any(arm.drops_last_block for arm in history.candidates)]
+    rule = RULES[any(arm.drops_last_block for arm in history.candidates)]
     summary = f"hits of {rule} at all sightings, by length: {counts}"
     return conclude(CHECK, findings, unit="sightings", examined=examined, summary=summary)
 
@@ -108,7 +107,7 @@ def _expected(history: History, sighting: Sighting, store: Store, c: int) -> Ite
     name = f"{one.name} (N={one.tokens}), request {sighting.number} of its prompt, {sighting.where}: hit of {p} tokens"
     make = fail if history.whole(one.arm.name) else unknown
     if p > most:
-        rule = _RULES[drops and one.arm.connected]
+        rule = RULES[drops and one.arm.connected]
         yield make("above_boundary", f"{name}, and at most {rule} = {most} can be right", place, evidence)
     elif p < due:
         code = "hit_dips" if p else "silent_zero"

@@ -47,8 +47,9 @@ class Sources:
         """The first block that a source of `one` computed in other steps, or in company; None: there is none."""
         if one.first is None:
             return None
-        walk = self._walks.setdefault(one.prompt, _Walk(self, one))
-        return walk.reused(one, one.first.start, state=True)
+        if one.prompt not in self._walks:
+            self._walks[one.prompt] = _Walk(self, one)
+        return self._walks[one.prompt].reused(one, one.first.start, state=True)
 
     # --- who may have brought it ----------------------------------------------------------------
 
